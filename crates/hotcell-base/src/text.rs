@@ -1,0 +1,59 @@
+//! Text that is safe to show: whatever a guest puts into a name, a terminal sees letters only.
+
+use std::fmt::Write;
+
+/// Shows bytes a guest chose: control characters, invisible and direction-changing characters and
+/// invalid UTF-8 become escapes, everything else stays as it is. Never two names shown alike.
+pub fn shown(bytes: impl AsRef<[u8]>) -> String {
+    let mut text = String::with_capacity(bytes.as_ref().len());
+    for chunk in bytes.as_ref().utf8_chunks() {
+        for letter in chunk.valid().chars() {
+            match letter {
+                '\\' => text.push_str("\\\\"),
+                '\n' => text.push_str("\\n"),
+                '\t' => text.push_str("\\t"),
+                letter if letter.is_control() || is_deceptive(letter) => {
+                    write!(text, "\\u{{{:x}}}", u32::from(letter)).expect("a String takes any text");
+                }
+                letter => text.push(letter),
+            }
+        }
+        for byte in chunk.invalid() {
+            write!(text, "\\x{byte:02x}").expect("a String takes any text");
+        }
+    }
+    text
+}
+
+/// Characters that draw nothing or reorder what stands around them.
+fn is_deceptive(letter: char) -> bool {
+    matches!(letter,
+        '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+        | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn names_made_to_deceive_are_shown_as_escapes() {
+        assert_eq!(shown("plain é 漢"), "plain é 漢");
+        assert_eq!(shown(b"a\x1b[31mb\n"), "a\\u{1b}[31mb\\n");
+        assert_eq!(shown("txt.\u{202e}exe"), "txt.\\u{202e}exe");
+        assert_eq!(shown(b"\xff\xfe"), "\\xff\\xfe");
+    }
+
+    proptest! {
+        #[test]
+        fn different_bytes_never_look_alike(a: Vec<u8>, b: Vec<u8>) {
+            prop_assert_eq!(a == b, shown(&a) == shown(&b));
+        }
+
+        #[test]
+        fn nothing_a_terminal_obeys_comes_through(bytes: Vec<u8>) {
+            prop_assert!(!shown(&bytes).chars().any(char::is_control));
+        }
+    }
+}

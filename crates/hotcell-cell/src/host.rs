@@ -1,0 +1,235 @@
+//! Facts about this machine and this user, looked up once and then only read.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use crate::cgroup;
+
+/// What a plan needs to know of the machine it is for.
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// Effective user.
+    pub uid: u32,
+    /// Effective group.
+    pub gid: u32,
+    /// Supplementary groups other than `gid`.
+    pub groups: Vec<u32>,
+    /// Whether we are root with the capabilities to build walls without a user namespace.
+    pub privileged: bool,
+    /// Login name, for the cell's `/etc/passwd`.
+    pub user_name: String,
+    /// The user's home directory, if there is a usable one.
+    pub home: Option<PathBuf>,
+    /// Where we were started.
+    pub cwd: PathBuf,
+    /// The environment we were started with.
+    pub env: BTreeMap<OsString, OsString>,
+    /// Landlock's version; 0 where there is none.
+    pub landlock_abi: u32,
+    /// The largest capability number.
+    pub last_cap: u32,
+    /// Inode numbers of our own namespaces, by their name in `/proc/self/ns`.
+    pub namespaces: BTreeMap<&'static str, u64>,
+    /// Device number of our root directory.
+    pub root_dev: u64,
+    /// Our place in the cgroup trees.
+    pub cgroups: cgroup::Layout,
+    /// System paths that exist here.
+    pub system: Vec<SystemPath>,
+    /// A directory to build the private root on.
+    pub staging: PathBuf,
+    /// Processors that are on.
+    pub n_cpus: u32,
+}
+
+/// A path of the host's system that cells see.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SystemPath {
+    /// Where it is, outside and inside.
+    pub path: PathBuf,
+    /// What it is.
+    pub kind: PathKind,
+}
+
+/// What a path is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum PathKind {
+    /// A directory.
+    Directory,
+    /// A file.
+    File,
+    /// A symbolic link to this.
+    Symlink(PathBuf),
+}
+
+/// What could not be found out.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// `/proc` is not mounted or not the kernel's.
+    #[error("/proc is not mounted: `{path}` cannot be read")]
+    NoProc {
+        /// What was looked for.
+        path: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// We were started in a directory that is gone.
+    #[error("the working directory cannot be found")]
+    NoCwd(#[source] io::Error),
+    /// No directory is there to build a root on.
+    #[error("none of {0} is a directory to build a cell's root on")]
+    NoStaging(String),
+}
+
+/// Programs, libraries and shared data: the whole of them.
+const SYSTEM_TREES: &[&str] =
+    &["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store"];
+
+/// Of `/etc`, what programs read to run at all: linker, locale, time zone, certificates, names of
+/// services, and settings of interpreters. Not in it: accounts, keys, mounts, hosts, anything of a service.
+const ETC: &[&str] = &[
+    "alternatives",
+    "bash.bashrc",
+    "ca-certificates",
+    "ca-certificates.conf",
+    "crypto-policies",
+    "debian_version",
+    "default/locale",
+    "fonts",
+    "gai.conf",
+    "host.conf",
+    "inputrc",
+    "java-11-openjdk",
+    "java-17-openjdk",
+    "java-21-openjdk",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "locale.alias",
+    "locale.conf",
+    "localtime",
+    "magic",
+    "magic.mime",
+    "mime.types",
+    "nsswitch.conf",
+    "os-release",
+    "perl",
+    "pki/ca-trust",
+    "pki/tls/cert.pem",
+    "pki/tls/certs",
+    "protocols",
+    "python3",
+    "python3.11",
+    "python3.12",
+    "python3.13",
+    "services",
+    "shells",
+    "ssl/cert.pem",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+    "terminfo",
+    "timezone",
+    "xattr.conf",
+    "xml",
+];
+
+const STAGING: &[&str] = &["/tmp", "/mnt", "/run", "/var", "/usr"];
+
+/// Capabilities without which root cannot build a cell: chown, setgid, setuid, setpcap, sys_admin.
+const CAPS_NEEDED: u64 = 1 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 21;
+
+impl Host {
+    /// Looks at this machine. The environment is the caller's to give: it decides where commands are
+    /// searched and which locale a cell has.
+    pub fn probe(env: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Host, HostError> {
+        let env: BTreeMap<OsString, OsString> = env.into_iter().collect();
+        let status = proc_file("/proc/self/status")?;
+        let uid = rustix::process::geteuid().as_raw();
+        let gid = rustix::process::getegid().as_raw();
+        let groups = line(&status, "Groups:").split_whitespace().filter_map(|group| group.parse().ok());
+        let caps = u64::from_str_radix(line(&status, "CapEff:"), 16).unwrap_or(0);
+        let last_cap = proc_file("/proc/sys/kernel/cap_last_cap").ok().and_then(|text| text.trim().parse().ok());
+        let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
+        let account = passwd.lines().map(|line| line.split(':').collect::<Vec<_>>()).find(|fields| {
+            matches!(fields[..], [_, _, id, ..] if id.parse() == Ok(uid))
+        });
+        let home = env.get(OsStr::new("HOME")).map(PathBuf::from);
+        let home = home.or_else(|| account.as_ref().and_then(|fields| fields.get(5)).map(PathBuf::from));
+        let staging = STAGING.iter().map(Path::new).find(|path| path.is_dir());
+        Ok(Host {
+            uid,
+            gid,
+            groups: groups.filter(|group| *group != gid).collect(),
+            privileged: uid == 0 && caps & CAPS_NEEDED == CAPS_NEEDED,
+            user_name: account.map_or_else(|| "user".to_owned(), |fields| fields[0].to_owned()),
+            home,
+            cwd: std::env::current_dir().map_err(HostError::NoCwd)?,
+            env,
+            landlock_abi: hotcell_sys::facts::landlock_abi(),
+            last_cap: last_cap.unwrap_or(40),
+            namespaces: namespaces()?,
+            root_dev: fs::metadata("/").map(|root| root.dev()).unwrap_or(0),
+            cgroups: cgroup::Layout::read(),
+            system: system_paths(),
+            staging: staging.ok_or_else(|| HostError::NoStaging(STAGING.join(", ")))?.to_owned(),
+            n_cpus: std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX)),
+        })
+    }
+
+    /// Directories that are searched for commands.
+    pub fn search_path(&self) -> Vec<PathBuf> {
+        let path = self.env.get(OsStr::new("PATH")).map_or_else(|| OsString::from("/usr/bin:/bin"), Clone::clone);
+        std::env::split_paths(&path).filter(|directory| directory.is_absolute()).collect()
+    }
+
+    /// Whether a path is inside what every cell sees of the system.
+    pub fn is_system(&self, path: &Path) -> bool {
+        self.system.iter().any(|system| path.starts_with(&system.path))
+    }
+}
+
+fn proc_file(path: &'static str) -> Result<String, HostError> {
+    fs::read_to_string(path).map_err(|source| HostError::NoProc { path, source })
+}
+
+fn line<'a>(status: &'a str, name: &str) -> &'a str {
+    status.lines().find_map(|line| line.strip_prefix(name)).map_or("", str::trim)
+}
+
+fn namespaces() -> Result<BTreeMap<&'static str, u64>, HostError> {
+    let names = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time"];
+    let mut found = BTreeMap::new();
+    for name in names {
+        match fs::metadata(format!("/proc/self/ns/{name}")) {
+            Ok(file) => {
+                found.insert(name, file.ino());
+            }
+            // A kernel without this kind; asking for it will say so.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && Path::new("/proc/self").exists() => {}
+            Err(source) => return Err(HostError::NoProc { path: "/proc/self/ns", source }),
+        }
+    }
+    Ok(found)
+}
+
+fn system_paths() -> Vec<SystemPath> {
+    let trees = SYSTEM_TREES.iter().map(PathBuf::from);
+    let etc = ETC.iter().map(|name| Path::new("/etc").join(name));
+    trees.chain(etc).filter_map(|path| path_kind(&path).map(|kind| SystemPath { path, kind })).collect()
+}
+
+/// What a path is, without following it.
+pub(crate) fn path_kind(path: &Path) -> Option<PathKind> {
+    let file = fs::symlink_metadata(path).ok()?.file_type();
+    if file.is_symlink() {
+        fs::read_link(path).ok().map(PathKind::Symlink)
+    } else if file.is_dir() {
+        Some(PathKind::Directory)
+    } else {
+        file.is_file().then_some(PathKind::File)
+    }
+}

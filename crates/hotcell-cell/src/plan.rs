@@ -1,0 +1,652 @@
+//! Plans: everything about a cell, decided before anything is done.
+//!
+//! ```text
+//! Cell::builder() … ─▶ plan(&host) ─▶ Plan ─▶ run() ─▶ Report
+//! ```
+//!
+//! One request on one host has one plan. It can be printed (`--explain`), compared and tested
+//! without privilege; what is done later has no choices left.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use hotcell_base::text::shown;
+use serde::Serialize;
+
+use crate::host::Host;
+use crate::limits::{LimitTooSmall, Limits};
+use crate::needs::{self, CommandError, Grant, STANDARD_PATH, Search};
+use crate::seccomp;
+use crate::view::{self, Entry};
+use crate::wall::{Standing, Wall};
+
+/// The first uid of the range that cells started by root get their ids from. Above what systemd and
+/// container engines hand out, below 2³¹, where some programs stop counting.
+pub const ID_FIRST: u32 = 1_900_000_000;
+
+/// How the workspace appears inside.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Not at all.
+    None,
+    /// Read-only.
+    Ro,
+    /// Writable inside; the host's directory stays as it is and the changes are listed.
+    Cow,
+    /// Writable, and changes are the host's at once.
+    Rw,
+}
+
+/// A directory the command works in.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Workspace {
+    /// Its path, outside and inside.
+    pub path: PathBuf,
+    /// How it appears inside.
+    pub mode: Mode,
+    /// Device and inode: what is mounted must still be what was planned.
+    pub(crate) identity: (u64, u64),
+    pub(crate) owner: (u32, u32),
+    pub(crate) permissions: u32,
+}
+
+/// A further part of the host that the cell sees.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mount {
+    /// Outside.
+    pub source: PathBuf,
+    /// Inside.
+    pub target: PathBuf,
+    /// Whether the cell may change it.
+    pub writable: bool,
+    pub(crate) directory: bool,
+    pub(crate) owner: (u32, u32),
+}
+
+/// A wish for a further mount.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MountRequest {
+    /// Outside.
+    pub source: PathBuf,
+    /// Inside, absolute.
+    pub target: PathBuf,
+    /// Whether the cell may change it.
+    pub writable: bool,
+}
+
+/// Who the command is, outside.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Identity {
+    /// Ourselves, in a user namespace that gives us nothing outside.
+    Own {
+        /// User.
+        uid: u32,
+        /// Group.
+        gid: u32,
+    },
+    /// An id of its own from [`ID_FIRST`] up, which no other process has.
+    Fresh,
+}
+
+/// Why there is no plan.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// No command was given.
+    #[error("no command was given")]
+    NoCommand,
+    /// The command cannot be run.
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    /// A limit is too small to start anything.
+    #[error(transparent)]
+    Limit(#[from] LimitTooSmall),
+    /// A path cannot be a workspace or a mount.
+    #[error("{role} `{}` {problem}", shown(path.as_os_str().as_bytes()))]
+    Path {
+        /// What the path was to be.
+        role: &'static str,
+        /// Which.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// A path cannot be looked at.
+    #[error("{role} `{}` cannot be used", shown(path.as_os_str().as_bytes()))]
+    Unreadable {
+        /// What the path was to be.
+        role: &'static str,
+        /// Which.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A string has a NUL byte inside and cannot be given to the kernel.
+    #[error("{role} `{}` has a NUL byte inside", shown(text.as_bytes()))]
+    NulByte {
+        /// What it was to be.
+        role: &'static str,
+        /// The string.
+        text: OsString,
+    },
+    /// An environment variable's name cannot be one.
+    #[error("`{}` is not a name for an environment variable", shown(.0.as_bytes()))]
+    VariableName(OsString),
+    /// A wall that was asked for cannot stand here.
+    #[error("the wall `{wall}` cannot stand here: {why}")]
+    Wall {
+        /// Which.
+        wall: Wall,
+        /// Why not.
+        why: String,
+    },
+}
+
+/// A request for a cell. See [`Cell::builder`].
+#[derive(Clone, Debug, Default)]
+pub struct Builder {
+    argv: Vec<OsString>,
+    workspace: Option<(PathBuf, Mode)>,
+    mounts: Vec<MountRequest>,
+    env: Vec<(OsString, Option<OsString>)>,
+    cwd: Option<PathBuf>,
+    limits: Limits,
+    require: BTreeSet<Wall>,
+    allow_missing: BTreeSet<Wall>,
+    omit: BTreeSet<Wall>,
+    omit_rules: Vec<String>,
+}
+
+/// One isolated execution environment.
+pub struct Cell;
+
+impl Cell {
+    /// Starts a request.
+    ///
+    /// ```no_run
+    /// use hotcell_cell::{Cell, Host, Mode};
+    ///
+    /// let host = Host::probe(std::env::vars_os())?;
+    /// let report = Cell::builder()
+    ///     .command(["python3", "-c", "print(6 * 7)"])
+    ///     .workspace("/srv/project", Mode::Cow)
+    ///     .plan(&host)?
+    ///     .run()?;
+    /// assert_eq!(report.stdout.text(), "42\n");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+}
+
+impl Builder {
+    /// The command and its arguments.
+    pub fn command<T: Into<OsString>>(mut self, argv: impl IntoIterator<Item = T>) -> Builder {
+        self.argv = argv.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// The directory to work in, and how it appears inside.
+    pub fn workspace(mut self, path: impl Into<PathBuf>, mode: Mode) -> Builder {
+        self.workspace = Some((path.into(), mode));
+        self
+    }
+
+    /// A further part of the host to show.
+    pub fn mount(mut self, mount: MountRequest) -> Builder {
+        self.mounts.push(mount);
+        self
+    }
+
+    /// Sets a variable, or copies it from the host's environment if no value is given.
+    pub fn env(mut self, name: impl Into<OsString>, value: Option<OsString>) -> Builder {
+        self.env.push((name.into(), value));
+        self
+    }
+
+    /// The directory the command starts in.
+    pub fn current_dir(mut self, cwd: impl Into<PathBuf>) -> Builder {
+        self.cwd = Some(cwd.into());
+        self
+    }
+
+    /// What the run may use.
+    pub fn limits(mut self, limits: Limits) -> Builder {
+        self.limits = limits;
+        self
+    }
+
+    /// Refuses the run unless this wall is enforced by the kernel; watching does not do.
+    pub fn require(mut self, wall: Wall) -> Builder {
+        self.require.insert(wall);
+        self
+    }
+
+    /// Runs without this wall if the machine cannot have it, and says so in the report.
+    pub fn allow_missing(mut self, wall: Wall) -> Builder {
+        self.allow_missing.insert(wall);
+        self
+    }
+
+    /// Leaves a wall out on purpose: the control of a test that must fail without it. The report
+    /// says that it was missing.
+    pub fn omit(mut self, wall: Wall) -> Builder {
+        self.omit.insert(wall);
+        self
+    }
+
+    /// Leaves a rule of the syscall filter out on purpose, by its name in [`seccomp::rules`].
+    pub fn omit_rule(mut self, rule: impl Into<String>) -> Builder {
+        self.omit_rules.push(rule.into());
+        self
+    }
+
+    /// Decides everything.
+    pub fn plan(&self, host: &Host) -> Result<Plan, PlanError> {
+        self.limits.check()?;
+        let command = self.argv.first().filter(|name| !name.is_empty()).ok_or(PlanError::NoCommand)?;
+        for argument in &self.argv {
+            no_nul("the argument", argument)?;
+        }
+        let workspace = self.workspace.as_ref().map(|(path, mode)| workspace(host, path, *mode)).transpose()?;
+        let workspace = workspace.filter(|workspace| workspace.mode != Mode::None);
+        let mounts = self.mounts.iter().map(|mount| check_mount(host, mount)).collect::<Result<Vec<_>, _>>()?;
+        let cwd = self.working_directory(workspace.as_ref())?;
+
+        // A command given by a relative path is looked for where it will run, or where the caller is.
+        let base = if workspace.is_some() { cwd.clone() } else { host.cwd.clone() };
+        let program = self.program(host, command, &base, &mounts)?;
+        let inside = workspace.iter().map(|workspace| workspace.path.clone());
+        let inside: Vec<PathBuf> = inside.chain(mounts.iter().map(|mount| mount.target.clone())).collect();
+        let mut search = Search::new(host, inside);
+        search.program(&program);
+        if let Some(workspace) = &workspace {
+            search.workspace(&workspace.path);
+        }
+        let needs = search.finish();
+
+        let home = home(host);
+        let identity =
+            if host.privileged { Identity::Fresh } else { Identity::Own { uid: host.uid, gid: host.gid } };
+        let walls = self.walls(host, workspace.as_ref())?;
+        let grants: Vec<Grant> = needs.grants.into_iter().collect();
+        let entries = view::view(&view::Parts {
+            host,
+            home: &home,
+            cwd: &cwd,
+            grants: &grants,
+            workspace: workspace.as_ref(),
+            mounts: &mounts,
+            passwd: passwd(host, identity, &home),
+            group: group(host, identity),
+        });
+        let env = self.environment(host, &home, &cwd, &needs.path, &needs.env)?;
+        Ok(Plan {
+            argv: self.argv.clone(),
+            program,
+            cwd,
+            env,
+            identity,
+            view: entries,
+            workspace,
+            mounts,
+            limits: self.limits.clone(),
+            walls,
+            require: self.require.clone(),
+            seccomp: seccomp::Changes { refuse: Vec::new(), omit: self.omit_rules.clone() },
+            host: host.clone(),
+        })
+    }
+
+    fn program(
+        &self,
+        host: &Host,
+        command: &OsStr,
+        base: &Path,
+        mounts: &[Mount],
+    ) -> Result<PathBuf, PlanError> {
+        let path = Path::new(command);
+        // What a mount brings in is found by its path inside; only the kernel can look there.
+        let mounted = |path: &Path| {
+            mounts.iter().find_map(|mount| {
+                let below = path.strip_prefix(&mount.target).ok()?;
+                Some((path.to_owned(), if below.as_os_str().is_empty() { mount.source.clone() } else { mount.source.join(below) }))
+            })
+        };
+        if command.as_bytes().contains(&b'/')
+            && let Some((inside, outside)) = mounted(&needs::normal(&base.join(path)))
+        {
+            needs::find(host, outside.as_os_str(), Path::new("/")).map_err(|error| match error {
+                CommandError::NotFound(_) => CommandError::NotFound(command.to_owned()),
+                other => other,
+            })?;
+            return Ok(inside);
+        }
+        Ok(needs::find(host, command, base)?)
+    }
+
+    fn working_directory(&self, workspace: Option<&Workspace>) -> Result<PathBuf, PlanError> {
+        let base = workspace.map_or(Path::new(view::EMPTY_CWD), |workspace| &workspace.path);
+        let Some(cwd) = &self.cwd else { return Ok(base.to_owned()) };
+        no_nul("the working directory", cwd.as_os_str())?;
+        let cwd = needs::normal(&base.join(cwd));
+        let problem = |problem| PlanError::Path { role: "the working directory", path: cwd.clone(), problem };
+        if let Some(workspace) = workspace
+            && cwd.starts_with(&workspace.path)
+            && !cwd.is_dir()
+        {
+            return Err(problem("is not a directory of the workspace"));
+        }
+        Ok(cwd)
+    }
+
+    fn walls(&self, host: &Host, workspace: Option<&Workspace>) -> Result<BTreeMap<Wall, Standing>, PlanError> {
+        let mut walls = BTreeMap::new();
+        for wall in Wall::ALL {
+            if self.omit.contains(&wall) {
+                walls.insert(wall, Standing::Missing);
+                continue;
+            }
+            let standing = match (wall, self.obstacle(host, wall)) {
+                // Root needs no user namespace: its cells get a real id that owns nothing.
+                (Wall::User, _) if host.privileged && !self.require.contains(&wall) => continue,
+                (Wall::Groups, Some(_)) if !self.require.contains(&wall) => Standing::Missing,
+                (_, Some(_)) if self.allow_missing.contains(&wall) => Standing::Missing,
+                (_, Some(why)) => return Err(PlanError::Wall { wall, why }),
+                (Wall::Disk, None) if workspace.is_some_and(|one| one.mode == Mode::Rw) => Standing::Watched,
+                (_, None) => Standing::Proven,
+            };
+            if standing == Standing::Watched && self.require.contains(&wall) {
+                let why = "a writable workspace is the host's own disk, where use can only be watched".to_owned();
+                return Err(PlanError::Wall { wall, why });
+            }
+            walls.insert(wall, standing);
+        }
+        Ok(walls)
+    }
+
+    /// Why a wall cannot stand, as far as it can be known without trying.
+    fn obstacle(&self, host: &Host, wall: Wall) -> Option<String> {
+        let namespace = |name: &str, wall: &str| {
+            (!host.namespaces.contains_key(name)).then(|| format!("this kernel has no {wall} namespaces"))
+        };
+        let landlock = |least: u32, what: &str| {
+            (host.landlock_abi < least).then(|| {
+                format!("{what} needs Landlock {least}, and this kernel has {}", match host.landlock_abi {
+                    0 => "none switched on".to_owned(),
+                    abi => format!("version {abi}"),
+                })
+            })
+        };
+        match wall {
+            Wall::Groups if !host.privileged && !host.groups.is_empty() => Some(format!(
+                "the kernel lets no ordinary user leave groups, and this user is in {} more",
+                host.groups.len()
+            )),
+            Wall::User if host.privileged => {
+                Some("started as root, a cell gets a real id of its own instead of a user namespace".to_owned())
+            }
+            Wall::User => namespace("user", "user"),
+            Wall::Mount => namespace("mnt", "mount"),
+            Wall::Pid => namespace("pid", "pid"),
+            Wall::Net => namespace("net", "network"),
+            Wall::Ipc => namespace("ipc", "ipc"),
+            Wall::Uts => namespace("uts", "uts"),
+            Wall::CgroupNs => namespace("cgroup", "cgroup"),
+            Wall::Time => namespace("time", "time"),
+            Wall::Landlock => landlock(1, "the file fence"),
+            Wall::LandlockTcp => landlock(4, "the tcp fence"),
+            Wall::LandlockScope => landlock(6, "the scope fence"),
+            _ => None,
+        }
+    }
+
+    fn environment(
+        &self,
+        host: &Host,
+        home: &Path,
+        cwd: &Path,
+        path: &[PathBuf],
+        wanted: &BTreeSet<OsString>,
+    ) -> Result<BTreeMap<OsString, OsString>, PlanError> {
+        let mut env: BTreeMap<OsString, OsString> = BTreeMap::new();
+        let copied = |name: &OsStr| {
+            let text = name.to_str().unwrap_or_default();
+            ENV_COPIED.contains(&text) || text.starts_with("LC_") || wanted.contains(name)
+        };
+        env.extend(host.env.iter().filter(|(name, _)| copied(name)).map(|(name, value)| (name.clone(), value.clone())));
+        let mut search: Vec<OsString> = path.iter().map(|directory| directory.clone().into_os_string()).collect();
+        search.push(STANDARD_PATH.into());
+        for (name, value) in [
+            ("PATH", search.join(OsStr::new(":"))),
+            ("HOME", home.into()),
+            ("USER", user_name(host).into()),
+            ("LOGNAME", user_name(host).into()),
+            ("SHELL", "/bin/sh".into()),
+            ("TMPDIR", "/tmp".into()),
+            ("PWD", cwd.into()),
+        ] {
+            env.insert(name.into(), value);
+        }
+        for (name, value) in &self.env {
+            if name.is_empty() || name.as_bytes().contains(&b'=') {
+                return Err(PlanError::VariableName(name.clone()));
+            }
+            no_nul("the variable", name)?;
+            match value.as_ref().or_else(|| host.env.get(name)) {
+                Some(value) => {
+                    no_nul("the value", value)?;
+                    env.insert(name.clone(), value.clone());
+                }
+                // Asked to copy what is not set: the cell does not have it either.
+                None => {
+                    env.remove(name);
+                }
+            }
+        }
+        Ok(env)
+    }
+}
+
+/// Variables a cell has from the host's environment: language and time zone. Everything else is set
+/// by the plan, asked for by name, or not there.
+const ENV_COPIED: &[&str] = &["LANG", "LANGUAGE", "TZ"];
+
+/// A decided cell.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub(crate) argv: Vec<OsString>,
+    pub(crate) program: PathBuf,
+    pub(crate) cwd: PathBuf,
+    pub(crate) env: BTreeMap<OsString, OsString>,
+    pub(crate) identity: Identity,
+    pub(crate) view: Vec<Entry>,
+    pub(crate) workspace: Option<Workspace>,
+    pub(crate) mounts: Vec<Mount>,
+    pub(crate) limits: Limits,
+    pub(crate) walls: BTreeMap<Wall, Standing>,
+    pub(crate) require: BTreeSet<Wall>,
+    pub(crate) seccomp: seccomp::Changes,
+    pub(crate) host: Host,
+}
+
+impl Plan {
+    /// The command and its arguments.
+    pub fn argv(&self) -> &[OsString] {
+        &self.argv
+    }
+
+    /// The executable, by its path inside.
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// The directory the command starts in.
+    pub fn cwd(&self) -> &Path {
+        &self.cwd
+    }
+
+    /// The whole environment of the command.
+    pub fn env(&self) -> &BTreeMap<OsString, OsString> {
+        &self.env
+    }
+
+    /// Who the command is, outside.
+    pub fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// Everything that exists inside.
+    pub fn view(&self) -> &[Entry] {
+        &self.view
+    }
+
+    /// The workspace.
+    pub fn workspace(&self) -> Option<&Workspace> {
+        self.workspace.as_ref()
+    }
+
+    /// What the run may use.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// The walls that are asked for, as far as they can be known without trying.
+    pub fn walls(&self) -> &BTreeMap<Wall, Standing> {
+        &self.walls
+    }
+
+    pub(crate) fn has(&self, wall: Wall) -> bool {
+        self.walls.get(&wall).is_some_and(|standing| *standing != Standing::Missing)
+    }
+}
+
+fn no_nul(role: &'static str, text: &OsStr) -> Result<(), PlanError> {
+    if text.as_bytes().contains(&0) { Err(PlanError::NulByte { role, text: text.to_owned() }) } else { Ok(()) }
+}
+
+fn workspace(host: &Host, path: &Path, mode: Mode) -> Result<Workspace, PlanError> {
+    let role = "the workspace";
+    no_nul(role, path.as_os_str())?;
+    let path = needs::normal(&host.cwd.join(path));
+    let refuse = |problem| Err(PlanError::Path { role, path: path.clone(), problem });
+    let unreadable = |source| PlanError::Unreadable { role, path: path.clone(), source };
+    let file = fs::symlink_metadata(&path).map_err(unreadable)?;
+    if file.is_symlink() {
+        return refuse("is a symbolic link; give the directory it leads to");
+    }
+    if !file.is_dir() {
+        return refuse("is not a directory");
+    }
+    // A link further up would show another path inside than the caller named; use what it leads to.
+    let real = fs::canonicalize(&path).map_err(unreadable)?;
+    if real.parent().is_none() {
+        return refuse("is the root of the filesystem; give the directory you work in");
+    }
+    if host.home.as_deref().is_some_and(|home| home.starts_with(&real)) {
+        return refuse("is or contains your home directory; give the directory you work in");
+    }
+    let system = ["/usr", "/etc", "/bin", "/sbin", "/lib", "/lib64", "/proc", "/sys", "/dev", "/boot", "/run"];
+    if system.iter().any(|system| real == Path::new(system)) || real.starts_with("/proc") || real.starts_with("/sys") {
+        return refuse("belongs to the system; give the directory you work in");
+    }
+    fs::read_dir(&real).map_err(unreadable)?;
+    Ok(Workspace {
+        mode,
+        identity: (file.dev(), file.ino()),
+        owner: (file.uid(), file.gid()),
+        permissions: file.mode() & 0o777,
+        path: real,
+    })
+}
+
+fn check_mount(host: &Host, mount: &MountRequest) -> Result<Mount, PlanError> {
+    let role = "the mount";
+    no_nul(role, mount.source.as_os_str())?;
+    no_nul(role, mount.target.as_os_str())?;
+    let source = needs::normal(&host.cwd.join(&mount.source));
+    let unreadable = |source_error| PlanError::Unreadable { role, path: source.clone(), source: source_error };
+    let real = fs::canonicalize(&source).map_err(unreadable)?;
+    let file = fs::metadata(&real).map_err(unreadable)?;
+    let refuse = |path: &Path, problem| Err(PlanError::Path { role, path: path.to_owned(), problem });
+    if file.is_dir() {
+        fs::read_dir(&real).map_err(unreadable)?;
+    } else if file.is_file() {
+        fs::File::open(&real).map_err(unreadable)?;
+    } else {
+        return refuse(&real, "is neither a directory nor a file");
+    }
+    if real.parent().is_none() {
+        return refuse(&real, "is the whole filesystem; mount the part you need");
+    }
+    if ["/proc", "/sys", "/dev"].iter().any(|kernel| real.starts_with(kernel)) {
+        return refuse(&real, "belongs to the kernel; a cell has its own");
+    }
+    if !mount.target.is_absolute() {
+        return refuse(&mount.target, "is not an absolute path inside the cell");
+    }
+    let target = needs::normal(&mount.target);
+    if target.parent().is_none() || ["/proc", "/dev", "/etc"].iter().any(|fixed| target == Path::new(fixed)) || target.starts_with("/proc")
+    {
+        return refuse(&target, "is a place inside the cell that cannot be covered");
+    }
+    Ok(Mount { source: real, target, writable: mount.writable, directory: file.is_dir(), owner: (file.uid(), file.gid()) })
+}
+
+/// The home directory inside has the same path as outside, so that installations in it are found,
+/// but is an empty scratch directory.
+fn home(host: &Host) -> PathBuf {
+    let usable = |home: &&PathBuf| {
+        let kernel = ["/proc", "/sys", "/dev", "/etc", "/tmp"].iter().any(|path| home.starts_with(path));
+        home.is_absolute() && home.parent().is_some() && !kernel && !host.is_system(home) && home.is_dir()
+    };
+    host.home.as_ref().map(|home| needs::normal(home)).as_ref().filter(usable).map_or_else(|| "/home/cell".into(), Clone::clone)
+}
+
+fn user_name(host: &Host) -> &str {
+    if host.privileged { "cell" } else { &host.user_name }
+}
+
+/// `{id}` stands for the id that is only known when the cell is made.
+pub(crate) const ID_MARK: &str = "{id}";
+
+fn passwd(host: &Host, identity: Identity, home: &Path) -> String {
+    let (uid, gid) = match identity {
+        Identity::Own { uid, gid } => (uid.to_string(), gid.to_string()),
+        Identity::Fresh => (ID_MARK.to_owned(), ID_MARK.to_owned()),
+    };
+    let home = home.to_str().filter(|home| !home.contains([':', '\n'])).unwrap_or("/home/cell");
+    let mut text = String::new();
+    for line in [
+        "root:x:0:0:root:/nonexistent:/usr/sbin/nologin".to_owned(),
+        format!("{}:x:{uid}:{gid}::{home}:/bin/sh", user_name(host)),
+        "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin".to_owned(),
+    ] {
+        // Whoever runs this as root without privilege, or as nobody, is listed once.
+        let id = line.split(':').nth(2).map(str::to_owned);
+        if !text.lines().any(|other: &str| other.split(':').nth(2).map(str::to_owned) == id) {
+            text.push_str(&line);
+            text.push('\n');
+        }
+    }
+    text
+}
+
+fn group(host: &Host, identity: Identity) -> String {
+    let gid = match identity {
+        Identity::Own { gid, .. } => gid.to_string(),
+        Identity::Fresh => ID_MARK.to_owned(),
+    };
+    let mut text = String::from("root:x:0:\n");
+    if gid != "0" && gid != "65534" {
+        text.push_str(&format!("{}:x:{gid}:\n", user_name(host)));
+    }
+    text.push_str("nogroup:x:65534:\n");
+    text
+}

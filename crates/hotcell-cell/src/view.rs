@@ -1,0 +1,291 @@
+//! The mount list: everything that exists inside a cell, in the order it is made.
+//!
+//! Pure. A view is a list of entries that can be printed and compared; `launch` turns it into calls.
+//! What is not in the list does not exist inside.
+
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use hotcell_base::text::shown;
+
+use crate::host::{Host, PathKind};
+use crate::needs::Grant;
+use crate::plan::{Mode, Mount, Workspace};
+
+/// One thing that exists inside a cell.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Entry {
+    /// A directory of the private root.
+    Directory {
+        /// Where.
+        path: PathBuf,
+        /// Whether it belongs to the cell's user.
+        own: bool,
+    },
+    /// A small file of the private root.
+    File {
+        /// Where.
+        path: PathBuf,
+        /// What is in it.
+        contents: Vec<u8>,
+    },
+    /// A symbolic link.
+    Link {
+        /// Where.
+        path: PathBuf,
+        /// To what.
+        target: PathBuf,
+    },
+    /// A part of the host.
+    Bind {
+        /// Outside.
+        source: PathBuf,
+        /// Inside.
+        target: PathBuf,
+        /// Whether it is a directory.
+        directory: bool,
+        /// Whether the cell may change it.
+        writable: bool,
+        /// Whether it is a device, which a mount without devices would make useless.
+        device: bool,
+        /// Whose files the cell's user must be able to use as its own, if anybody's.
+        owner: Option<Owner>,
+    },
+    /// A directory of the cell's one scratch filesystem.
+    Scratch {
+        /// Its name there.
+        name: &'static str,
+        /// Where.
+        target: PathBuf,
+        /// Its mode.
+        mode: u32,
+    },
+    /// The workspace, with changes kept apart.
+    Overlay {
+        /// The host's directory.
+        source: PathBuf,
+        /// Inside.
+        target: PathBuf,
+        /// Whose it is.
+        owner: Owner,
+    },
+    /// The processes of this cell.
+    Proc,
+    /// A file or directory of `/proc` that is covered.
+    Mask {
+        /// Which.
+        path: PathBuf,
+        /// Whether it is a directory.
+        directory: bool,
+    },
+    /// A directory of `/proc` that cannot be written.
+    ReadOnly {
+        /// Which.
+        path: PathBuf,
+    },
+}
+
+/// A user and a group.
+pub type Owner = (u32, u32);
+
+/// What of `/proc` tells about the machine rather than the cell, or steers it.
+const MASKED: &[(&str, bool)] = &[
+    ("/proc/acpi", true),
+    ("/proc/asound", true),
+    ("/proc/driver", true),
+    ("/proc/scsi", true),
+    ("/proc/config.gz", false),
+    ("/proc/interrupts", false),
+    ("/proc/kallsyms", false),
+    ("/proc/kcore", false),
+    ("/proc/key-users", false),
+    ("/proc/keys", false),
+    ("/proc/kmsg", false),
+    ("/proc/kpagecgroup", false),
+    ("/proc/kpagecount", false),
+    ("/proc/kpageflags", false),
+    ("/proc/latency_stats", false),
+    ("/proc/sched_debug", false),
+    ("/proc/sysrq-trigger", false),
+    ("/proc/timer_list", false),
+    ("/proc/timer_stats", false),
+    ("/proc/vmallocinfo", false),
+];
+const READ_ONLY: &[&str] = &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys"];
+const DEVICES: &[&str] = &["null", "zero", "full", "random", "urandom"];
+const DEVICE_LINKS: &[(&str, &str)] = &[
+    ("/dev/fd", "/proc/self/fd"),
+    ("/dev/stdin", "/proc/self/fd/0"),
+    ("/dev/stdout", "/proc/self/fd/1"),
+    ("/dev/stderr", "/proc/self/fd/2"),
+];
+
+/// A file that Landlock grants to nobody: opening it proves the fence.
+pub(crate) const FENCE: &str = "/.hotcell";
+
+/// What a view is made from.
+pub(crate) struct Parts<'a> {
+    pub(crate) host: &'a Host,
+    pub(crate) home: &'a Path,
+    pub(crate) cwd: &'a Path,
+    pub(crate) grants: &'a [Grant],
+    pub(crate) workspace: Option<&'a Workspace>,
+    pub(crate) mounts: &'a [Mount],
+    pub(crate) passwd: String,
+    pub(crate) group: String,
+}
+
+/// Lists everything inside a cell.
+pub(crate) fn view(parts: &Parts<'_>) -> Vec<Entry> {
+    let mut view = View { entries: Vec::new(), home: parts.home };
+    view.file(FENCE, b"a file behind the second fence\n");
+    for system in &parts.host.system {
+        match &system.kind {
+            PathKind::Symlink(target) => view.link(&system.path, target),
+            kind => view.bind(&system.path, &system.path, *kind == PathKind::Directory, false, None),
+        }
+    }
+    view.file("/etc/passwd", parts.passwd.as_bytes());
+    view.file("/etc/group", parts.group.as_bytes());
+    view.file("/etc/hosts", b"127.0.0.1 localhost cell\n::1 localhost cell\n");
+    view.file("/etc/hostname", b"cell\n");
+    for device in DEVICES {
+        let path = Path::new("/dev").join(device);
+        view.parents(&path);
+        view.entries.push(Entry::Bind {
+            source: path.clone(),
+            target: path,
+            directory: false,
+            writable: true,
+            device: true,
+            owner: None,
+        });
+    }
+    for (path, target) in DEVICE_LINKS {
+        view.link(Path::new(path), Path::new(target));
+    }
+    view.directory("/proc", false);
+    view.entries.push(Entry::Proc);
+    view.entries.extend(READ_ONLY.iter().map(|path| Entry::ReadOnly { path: path.into() }));
+    view.entries.extend(MASKED.iter().map(|(path, directory)| Entry::Mask { path: path.into(), directory: *directory }));
+    view.directory("/run", false);
+    view.link(Path::new("/var/run"), Path::new("/run"));
+    view.scratch("tmp", "/tmp", 0o1777);
+    view.scratch("var-tmp", "/var/tmp", 0o1777);
+    view.scratch("shm", "/dev/shm", 0o1777);
+    view.scratch("home", parts.home, 0o700);
+    let caller = (parts.host.uid, parts.host.gid);
+    for grant in parts.grants {
+        match grant {
+            Grant::Tree(path) => view.bind(path, path, true, false, Some(caller)),
+            Grant::File(path) => view.bind(path, path, false, false, Some(caller)),
+            Grant::Link(path, target) => view.link(path, target),
+        }
+    }
+    match parts.workspace {
+        None if !parts.cwd.starts_with("/tmp") && parts.cwd == Path::new(EMPTY_CWD) => {
+            view.scratch("cwd", EMPTY_CWD, 0o755);
+        }
+        None => {}
+        Some(workspace) => {
+            let path = &workspace.path;
+            match workspace.mode {
+                Mode::None => {}
+                Mode::Ro => view.bind(path, path, true, false, Some(workspace.owner)),
+                Mode::Rw => view.bind(path, path, true, true, Some(workspace.owner)),
+                Mode::Cow => {
+                    view.directory(path, false);
+                    let (source, target) = (path.clone(), path.clone());
+                    view.entries.push(Entry::Overlay { source, target, owner: workspace.owner });
+                }
+            }
+        }
+    }
+    for mount in parts.mounts {
+        view.bind(&mount.source, &mount.target, mount.directory, mount.writable, Some(mount.owner));
+    }
+    view.entries
+}
+
+/// The working directory of a cell without a workspace.
+pub(crate) const EMPTY_CWD: &str = "/work";
+
+struct View<'a> {
+    entries: Vec<Entry>,
+    home: &'a Path,
+}
+
+impl View<'_> {
+    /// Makes the directories above a path that are not there yet.
+    fn parents(&mut self, path: &Path) {
+        if let Some(parent) = path.parent().filter(|parent| parent.parent().is_some()) {
+            self.directory(parent, parent.starts_with(self.home) && parent != self.home);
+        }
+    }
+
+    fn directory(&mut self, path: impl AsRef<Path>, own: bool) {
+        let path = path.as_ref();
+        let there = |entry: &Entry| match entry {
+            Entry::Directory { path: made, .. } => made == path,
+            // What a link, a bind or the overlay leads to has directories of its own.
+            Entry::Bind { target, directory: true, .. } | Entry::Overlay { target, .. } => path == target,
+            Entry::Scratch { target, .. } => target == path,
+            _ => false,
+        };
+        if !self.entries.iter().any(there) {
+            self.parents(path);
+            self.entries.push(Entry::Directory { path: path.to_owned(), own });
+        }
+    }
+
+    fn file(&mut self, path: &str, contents: &[u8]) {
+        self.parents(Path::new(path));
+        self.entries.push(Entry::File { path: path.into(), contents: contents.to_vec() });
+    }
+
+    fn link(&mut self, path: &Path, target: &Path) {
+        self.parents(path);
+        self.entries.push(Entry::Link { path: path.to_owned(), target: target.to_owned() });
+    }
+
+    fn scratch(&mut self, name: &'static str, target: impl AsRef<Path>, mode: u32) {
+        self.directory(target.as_ref(), false);
+        self.entries.push(Entry::Scratch { name, target: target.as_ref().to_owned(), mode });
+    }
+
+    fn bind(&mut self, source: &Path, target: &Path, directory: bool, writable: bool, owner: Option<Owner>) {
+        if directory {
+            self.directory(target, false);
+        } else {
+            self.parents(target);
+        }
+        let (source, target) = (source.to_owned(), target.to_owned());
+        self.entries.push(Entry::Bind { source, target, directory, writable, device: false, owner });
+    }
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let show = |path: &Path| shown(path.as_os_str().as_bytes());
+        match self {
+            Entry::Directory { path, .. } => write!(f, "dir      {}", show(path)),
+            Entry::File { path, .. } => write!(f, "file     {}", show(path)),
+            Entry::Link { path, target } => write!(f, "link     {} -> {}", show(path), show(target)),
+            Entry::Bind { source, target, writable, device, .. } => {
+                let kind = match (device, writable) {
+                    (true, _) => "device  ",
+                    (_, true) => "rw      ",
+                    (_, false) => "ro      ",
+                };
+                write!(f, "{kind} {}", show(target))?;
+                if source == target { Ok(()) } else { write!(f, " from {}", show(source)) }
+            }
+            Entry::Scratch { target, .. } => write!(f, "scratch  {}", show(target)),
+            Entry::Overlay { target, .. } => write!(f, "cow      {}", show(target)),
+            Entry::Proc => write!(f, "proc     /proc"),
+            Entry::Mask { path, .. } => write!(f, "masked   {}", show(path)),
+            Entry::ReadOnly { path } => write!(f, "ro       {}", show(path)),
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! The door itself: lets a planned cell run, and records it before, while and after.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
+
+use hotcell_base::text::shown;
+use hotcell_base::{Outcome, RunId};
+use hotcell_cell::run::Spawned;
+use hotcell_cell::{Observer, Plan, RemoteEnd, Report, RunError, Stdin, Stream};
+use jiff::Timestamp;
+
+use crate::home::Home;
+use crate::live::{LiveCell, ProcessName};
+use crate::record::{Record, RecordError, Runs, replace};
+
+/// A request to run something.
+#[derive(Debug, Default)]
+pub struct Request {
+    /// Where its input comes from.
+    pub stdin: Stdin,
+    /// A name to find it by.
+    pub name: Option<String>,
+    /// Labels to find it by.
+    pub labels: std::collections::BTreeMap<String, String>,
+}
+
+/// Sees a run's output as it comes.
+pub trait Viewer {
+    /// The run has a name and is about to start.
+    fn started(&mut self, _record: &Record) {}
+    /// Output that was kept.
+    fn output(&mut self, stream: Stream, bytes: &[u8]);
+    /// Whether more can be shown now.
+    fn ready(&mut self) -> bool {
+        true
+    }
+}
+
+/// Why a run was not let in or could not be finished.
+#[derive(Debug, thiserror::Error)]
+pub enum GateError {
+    /// It cannot be recorded, so it does not run.
+    #[error("the run cannot be recorded")]
+    Record(#[from] RecordError),
+    /// The cell failed.
+    #[error("cannot run `{command}`")]
+    Run {
+        /// The command.
+        command: String,
+        /// Its record, with outcome `platform_error`.
+        record: Box<Record>,
+        /// What went wrong.
+        source: RunError,
+    },
+}
+
+/// The door of one home.
+#[derive(Clone, Debug)]
+pub struct Gate {
+    home: Home,
+    runs: Runs,
+}
+
+impl Gate {
+    /// The door of this home.
+    pub fn of(home: &Home) -> Gate {
+        Gate { home: home.clone(), runs: Runs::of(home) }
+    }
+
+    /// Runs a plan and leaves `runs/<id>/` behind.
+    pub fn run(
+        &self,
+        plan: &Plan,
+        request: Request,
+        viewer: &mut dyn Viewer,
+        remote: Option<&RemoteEnd>,
+    ) -> Result<(Record, Report), GateError> {
+        let mut record = self.admit(plan, &request)?;
+        let cell = Live { home: &self.home, id: record.run_id.clone() };
+        let mut live = LiveCell {
+            run_id: record.run_id.clone(),
+            supervisor: ProcessName::own(),
+            init_pid: None,
+            cgroups: Vec::new(),
+        };
+        live.write(&self.home)?;
+        let mut recorder = Recorder::new(&self.home, &mut live, &record.artifacts, viewer)?;
+        recorder.viewer.started(&record);
+        let cgroup = format!("hotcell-{}", record.run_id);
+        let ran = plan.run_with(&cgroup, request.stdin, &mut recorder, remote);
+        record.ended_at = Some(Timestamp::now());
+        let result = match ran {
+            Ok(report) => {
+                record.finish(&report, plan.workspace());
+                Ok(report)
+            }
+            Err(error) => {
+                record.outcome = Some(Outcome::PlatformError);
+                record.error = Some(chain(&error));
+                Err(error)
+            }
+        };
+        replace(&record.artifacts.join("exit_code.txt"), record.exit_status().to_string().as_bytes())?;
+        self.runs.write(&record)?;
+        drop(cell);
+        match result {
+            Ok(report) => Ok((record, report)),
+            Err(source) => {
+                let command = record.command.first().cloned().unwrap_or_default();
+                Err(GateError::Run { command, record: Box::new(record), source })
+            }
+        }
+    }
+
+    /// Names the run and writes down that it begins.
+    fn admit(&self, plan: &Plan, request: &Request) -> Result<Record, RecordError> {
+        let started_at = Timestamp::now();
+        let (run_id, artifacts) = self.new_directory(started_at)?;
+        let record = Record {
+            run_id,
+            name: request.name.clone(),
+            labels: request.labels.clone(),
+            command: plan.argv().iter().map(|argument| shown(argument.as_bytes())).collect(),
+            started_at,
+            ended_at: None,
+            outcome: None,
+            exit_code: None,
+            signal: None,
+            limit: None,
+            error: None,
+            wall_ms: 0.0,
+            cpu_ms: 0.0,
+            memory_peak_bytes: 0,
+            pids_peak: 0,
+            disk_peak_bytes: 0,
+            io_read_bytes: 0,
+            io_write_bytes: 0,
+            stdout_bytes: 0,
+            stderr_bytes: 0,
+            stdout_truncated: false,
+            stderr_truncated: false,
+            stdout_sha256: String::new(),
+            stderr_sha256: String::new(),
+            isolation: None,
+            workspace: None,
+            artifacts,
+        };
+        self.runs.write(&record)?;
+        Ok(record)
+    }
+
+    fn new_directory(&self, now: Timestamp) -> Result<(RunId, PathBuf), RecordError> {
+        let second = now.strftime("%Y%m%d-%H%M%S").to_string();
+        loop {
+            let mut random = [0u8; 8];
+            let taken = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
+            let id = RunId::new(&second, u64::from_ne_bytes(random));
+            let path = self.runs.directory(&id);
+            if let Err(errno) = taken {
+                return Err(RecordError::Write { path, source: errno.into() });
+            }
+            match fs::DirBuilder::new().mode(0o700).create(&path) {
+                Ok(()) => return Ok((id, path)),
+                // Another run of this second drew the same letters: draw again.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(source) => return Err(RecordError::Write { path, source }),
+            }
+        }
+    }
+}
+
+/// Forgets a living cell when its run is over, however it ends.
+struct Live<'a> {
+    home: &'a Home,
+    id: RunId,
+}
+
+impl Drop for Live<'_> {
+    fn drop(&mut self) {
+        LiveCell::forget(self.home, &self.id);
+    }
+}
+
+/// Writes the logs.
+struct Recorder<'a> {
+    home: &'a Home,
+    live: &'a mut LiveCell,
+    stdout: File,
+    stderr: File,
+    viewer: &'a mut dyn Viewer,
+}
+
+impl<'a> Recorder<'a> {
+    fn new(
+        home: &'a Home,
+        live: &'a mut LiveCell,
+        artifacts: &std::path::Path,
+        viewer: &'a mut dyn Viewer,
+    ) -> Result<Recorder<'a>, RecordError> {
+        let log = |name: &str| {
+            let path = artifacts.join(name);
+            File::create(&path).map_err(|source| RecordError::Write { path, source })
+        };
+        Ok(Recorder { home, live, stdout: log("stdout.log")?, stderr: log("stderr.log")?, viewer })
+    }
+}
+
+impl Observer for Recorder<'_> {
+    fn spawned(&mut self, cell: &Spawned<'_>) -> io::Result<()> {
+        self.live.init_pid = Some(cell.init_pid);
+        self.live.cgroups = cell.cgroups.to_vec();
+        self.live.write(self.home).map_err(io::Error::other)
+    }
+
+    fn output(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
+        match stream {
+            Stream::Stdout => self.stdout.write_all(bytes)?,
+            Stream::Stderr => self.stderr.write_all(bytes)?,
+        }
+        self.viewer.output(stream, bytes);
+        Ok(())
+    }
+
+    fn ready(&mut self) -> bool {
+        self.viewer.ready()
+    }
+}
+
+/// An error and its causes on one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}

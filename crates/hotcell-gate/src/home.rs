@@ -1,0 +1,87 @@
+//! The home directory: where runs and records are kept.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// An opened home.
+#[derive(Clone, Debug)]
+pub struct Home {
+    path: PathBuf,
+}
+
+/// Why a home cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum HomeError {
+    /// It cannot be made.
+    #[error("cannot make the home directory `{}`", path.display())]
+    Make {
+        /// Which.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Others could read or change what is in it.
+    #[error("the home directory `{}` belongs to user {owner}, not to user {us}", path.display())]
+    NotOurs {
+        /// Which.
+        path: PathBuf,
+        /// Who owns it.
+        owner: u32,
+        /// Who we are.
+        us: u32,
+    },
+    /// It is something else.
+    #[error("the home `{}` is not a directory", path.display())]
+    NotADirectory {
+        /// Which.
+        path: PathBuf,
+    },
+}
+
+impl Home {
+    /// Opens a home, making it and what is in it on first use, for its owner alone.
+    pub fn open(path: &Path) -> Result<Home, HomeError> {
+        let make = |path: &Path| {
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(path)
+                .map_err(|source| HomeError::Make { path: path.to_owned(), source })
+        };
+        if path.exists() && !path.is_dir() {
+            return Err(HomeError::NotADirectory { path: path.to_owned() });
+        }
+        make(path)?;
+        let path = fs::canonicalize(path).map_err(|source| HomeError::Make { path: path.to_owned(), source })?;
+        let home = fs::metadata(&path).map_err(|source| HomeError::Make { path: path.clone(), source })?;
+        let us = rustix::process::geteuid().as_raw();
+        if home.uid() != us {
+            return Err(HomeError::NotOurs { path, owner: home.uid(), us });
+        }
+        if home.mode() & 0o077 != 0 {
+            let private = fs::Permissions::from_mode(0o700);
+            fs::set_permissions(&path, private).map_err(|source| HomeError::Make { path: path.clone(), source })?;
+        }
+        let home = Home { path };
+        make(&home.runs())?;
+        make(&home.cells())?;
+        Ok(home)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Records and artifacts of runs.
+    pub fn runs(&self) -> PathBuf {
+        self.path.join("runs")
+    }
+
+    /// Cells that are alive now, for whoever comes after a crash.
+    pub fn cells(&self) -> PathBuf {
+        self.path.join("cells")
+    }
+}

@@ -1,0 +1,317 @@
+//! Records: what is known of each run, on disk and in `--json`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use hotcell_base::text::shown;
+use hotcell_base::{Outcome, RunId};
+use hotcell_cell::plan::Workspace;
+use hotcell_cell::{Report, Standing};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::home::Home;
+
+/// All that is known of a run. This is `meta.json` and what `--json` prints.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Record {
+    /// Its name on disk.
+    pub run_id: RunId,
+    /// A name given by the user.
+    pub name: Option<String>,
+    /// Labels given by the user.
+    pub labels: BTreeMap<String, String>,
+    /// The command; bytes that are no text are shown as escapes.
+    pub command: Vec<String>,
+    /// When the run was let in.
+    pub started_at: Timestamp,
+    /// When it was over.
+    pub ended_at: Option<Timestamp>,
+    /// How it ended; none while it runs.
+    pub outcome: Option<Outcome>,
+    /// The command's exit code.
+    pub exit_code: Option<i32>,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
+    /// The limit that ended it.
+    pub limit: Option<String>,
+    /// The reason in words, where there is more to say.
+    pub error: Option<String>,
+    /// Wall-clock time.
+    pub wall_ms: f64,
+    /// Processor time of the tree.
+    pub cpu_ms: f64,
+    /// Most memory at one time.
+    pub memory_peak_bytes: u64,
+    /// Most processes and threads at one time.
+    pub pids_peak: u64,
+    /// Most bytes written at one time, as far as it was seen.
+    pub disk_peak_bytes: u64,
+    /// Read from storage.
+    pub io_read_bytes: u64,
+    /// Written to storage.
+    pub io_write_bytes: u64,
+    /// Bytes that came on stdout.
+    pub stdout_bytes: u64,
+    /// Bytes that came on stderr.
+    pub stderr_bytes: u64,
+    /// Whether some of stdout was not kept.
+    pub stdout_truncated: bool,
+    /// Whether some of stderr was not kept.
+    pub stderr_truncated: bool,
+    /// SHA-256 of everything that came on stdout.
+    pub stdout_sha256: String,
+    /// SHA-256 of everything that came on stderr.
+    pub stderr_sha256: String,
+    /// The walls.
+    pub isolation: Option<IsolationRecord>,
+    /// The workspace and what changed in it.
+    pub workspace: Option<WorkspaceRecord>,
+    /// The directory with the logs and this file.
+    pub artifacts: PathBuf,
+}
+
+/// The walls of a run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct IsolationRecord {
+    /// The kind of cell.
+    pub tier: String,
+    /// How each wall stood: `proven`, `watched` or `missing`.
+    pub walls: BTreeMap<String, String>,
+    /// The user id outside.
+    pub id_outside: u32,
+}
+
+/// The workspace of a run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct WorkspaceRecord {
+    /// Where it is.
+    pub path: String,
+    /// How it appeared inside.
+    pub mode: String,
+    /// What a copy-on-write run would change.
+    pub changed: Vec<ChangeRecord>,
+    /// Whether more changed than is listed.
+    pub changed_truncated: bool,
+}
+
+/// One difference of the workspace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChangeRecord {
+    /// Below the workspace; bytes that are no text are shown as escapes.
+    pub path: String,
+    /// `added`, `modified`, `deleted` or `type_changed`.
+    pub kind: String,
+}
+
+impl Record {
+    /// The exit status of a run, as `hotcell run` passes it on and `exit_code.txt` keeps it.
+    pub fn exit_status(&self) -> u8 {
+        let signalled = |signal: i32| u8::try_from(128 + signal).unwrap_or(255);
+        match self.outcome {
+            Some(Outcome::Exited) => self.exit_code.and_then(|code| u8::try_from(code).ok()).unwrap_or(255),
+            Some(Outcome::Signaled) => signalled(self.signal.unwrap_or(9)),
+            Some(Outcome::Timeout) => 124,
+            Some(Outcome::PolicyDenied | Outcome::NotExecutable) => 126,
+            Some(Outcome::NotFound) => 127,
+            Some(
+                Outcome::Oom
+                | Outcome::Pids
+                | Outcome::Disk
+                | Outcome::OutputLimit
+                | Outcome::Killed
+                | Outcome::LeaseExpired
+                | Outcome::LeaseRevoked,
+            ) => 137,
+            Some(Outcome::PlatformError | Outcome::Unknown) | None => 125,
+        }
+    }
+
+    pub(crate) fn finish(&mut self, report: &Report, workspace: Option<&Workspace>) {
+        let ms = |time: std::time::Duration| (time.as_secs_f64() * 1e6).round() / 1e3;
+        self.outcome = Some(report.outcome);
+        self.exit_code = report.exit_code;
+        self.signal = report.signal;
+        self.limit = report.limit.and_then(|limit| serde_json::to_value(limit).ok()?.as_str().map(str::to_owned));
+        self.error = report.detail.clone();
+        self.wall_ms = ms(report.wall);
+        self.cpu_ms = ms(report.cpu);
+        self.memory_peak_bytes = report.memory_peak_bytes;
+        self.pids_peak = report.pids_peak;
+        self.disk_peak_bytes = report.disk_peak_bytes;
+        self.io_read_bytes = report.io_read_bytes;
+        self.io_write_bytes = report.io_write_bytes;
+        self.stdout_bytes = report.stdout.bytes_total;
+        self.stderr_bytes = report.stderr.bytes_total;
+        self.stdout_truncated = report.stdout.truncated;
+        self.stderr_truncated = report.stderr.truncated;
+        self.stdout_sha256 = report.stdout.sha256.clone();
+        self.stderr_sha256 = report.stderr.sha256.clone();
+        let walls = &report.isolation.walls;
+        self.isolation = Some(IsolationRecord {
+            tier: report.isolation.tier.to_owned(),
+            walls: walls.iter().map(|(wall, standing)| (wall.name().to_owned(), standing.to_string())).collect(),
+            id_outside: report.isolation.id_outside,
+        });
+        self.workspace = workspace.map(|workspace| WorkspaceRecord::of(workspace, report));
+    }
+
+    /// Walls that were not proven, by name.
+    pub fn weak_walls(&self) -> Vec<(&str, &str)> {
+        let walls = self.isolation.iter().flat_map(|isolation| &isolation.walls);
+        let proven = Standing::Proven.to_string();
+        walls.filter(|(_, standing)| **standing != proven).map(|(wall, standing)| (&**wall, &**standing)).collect()
+    }
+}
+
+impl WorkspaceRecord {
+    fn of(workspace: &Workspace, report: &Report) -> WorkspaceRecord {
+        let word = |value: Option<serde_json::Value>| {
+            value.as_ref().and_then(|value| value.as_str()).unwrap_or_default().to_owned()
+        };
+        let changes = report.changes.clone().unwrap_or_default();
+        WorkspaceRecord {
+            path: shown(workspace.path.as_os_str().as_bytes()),
+            mode: word(serde_json::to_value(workspace.mode).ok()),
+            changed: changes
+                .list
+                .iter()
+                .map(|change| ChangeRecord {
+                    path: shown(change.path.as_os_str().as_bytes()),
+                    kind: word(serde_json::to_value(change.kind).ok()),
+                })
+                .collect(),
+            changed_truncated: changes.truncated,
+        }
+    }
+}
+
+/// The records of a home.
+#[derive(Clone, Debug)]
+pub struct Runs {
+    directory: PathBuf,
+}
+
+/// Why a record cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// No run matches.
+    #[error("there is no run `{}`", shown(.0))]
+    NotFound(String),
+    /// More than one run matches.
+    #[error("`{}` may be any of {count} runs, {first} among them", shown(name))]
+    Ambiguous {
+        /// What was asked for.
+        name: String,
+        /// How many match.
+        count: usize,
+        /// One of them.
+        first: RunId,
+    },
+    /// A record cannot be read.
+    #[error("cannot read `{}`", path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A record is not one of ours, or is damaged.
+    #[error("`{}` is not a record of a run", path.display())]
+    Damaged {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong in it.
+        source: serde_json::Error,
+    },
+    /// A record cannot be written.
+    #[error("cannot write `{}`", path.display())]
+    Write {
+        /// Which.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl Runs {
+    /// The records of this home.
+    pub fn of(home: &Home) -> Runs {
+        Runs { directory: home.runs() }
+    }
+
+    /// Where a run's files are.
+    pub fn directory(&self, id: &RunId) -> PathBuf {
+        self.directory.join(id.as_str())
+    }
+
+    /// All runs, newest first. Directories that are no runs of ours are passed over.
+    pub fn list(&self) -> Result<Vec<Record>, RecordError> {
+        let mut ids = self.ids()?;
+        ids.sort_unstable_by(|a, b| b.cmp(a));
+        Ok(ids.iter().filter_map(|id| self.read(id).ok()).collect())
+    }
+
+    /// The run with this id, this unique part of an id, or this name (the newest of that name).
+    pub fn find(&self, name: &str) -> Result<Record, RecordError> {
+        if let Ok(id) = name.parse::<RunId>() {
+            return match self.read(&id) {
+                Err(RecordError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                    Err(RecordError::NotFound(name.to_owned()))
+                }
+                found => found,
+            };
+        }
+        let runs = self.list()?;
+        if let Some(named) = runs.iter().find(|run| run.name.as_deref() == Some(name)) {
+            return Ok(named.clone());
+        }
+        let partly = |run: &&Record| name.len() >= 3 && run.run_id.as_str().contains(name);
+        let matches: Vec<&Record> = runs.iter().filter(partly).collect();
+        match matches[..] {
+            [] => Err(RecordError::NotFound(name.to_owned())),
+            [one] => Ok(one.clone()),
+            [first, ..] => {
+                Err(RecordError::Ambiguous { name: name.to_owned(), count: matches.len(), first: first.run_id.clone() })
+            }
+        }
+    }
+
+    /// Removes a run with all its files.
+    pub fn remove(&self, id: &RunId) -> Result<(), RecordError> {
+        let path = self.directory(id);
+        fs::remove_dir_all(&path).map_err(|source| RecordError::Write { path, source })
+    }
+
+    fn ids(&self) -> Result<Vec<RunId>, RecordError> {
+        let unreadable = |source| RecordError::Read { path: self.directory.clone(), source };
+        let entries = fs::read_dir(&self.directory).map_err(unreadable)?;
+        Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
+    }
+
+    pub(crate) fn read(&self, id: &RunId) -> Result<Record, RecordError> {
+        let path = self.directory(id).join("meta.json");
+        let text = fs::read(&path).map_err(|source| RecordError::Read { path: path.clone(), source })?;
+        serde_json::from_slice(&text).map_err(|source| RecordError::Damaged { path, source })
+    }
+
+    /// Writes a record so that a reader sees the old one or the new one, never a part.
+    pub(crate) fn write(&self, record: &Record) -> Result<(), RecordError> {
+        let directory = self.directory(&record.run_id);
+        let mut text = serde_json::to_vec_pretty(record).expect("a record is plain data");
+        text.push(b'\n');
+        replace(&directory.join("meta.json"), &text)
+    }
+}
+
+/// Replaces a file in one step.
+pub(crate) fn replace(path: &Path, contents: &[u8]) -> Result<(), RecordError> {
+    let failed = |source| RecordError::Write { path: path.to_owned(), source };
+    let draft = path.with_extension("tmp");
+    let mut file = fs::File::create(&draft).map_err(failed)?;
+    file.write_all(contents).map_err(failed)?;
+    fs::rename(&draft, path).map_err(failed)
+}

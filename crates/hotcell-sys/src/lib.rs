@@ -1,0 +1,19 @@
+//! The kernel, made safe: the only crate with `unsafe`.
+//!
+//! - [`program`]: a launch written down as syscalls, and [`spawner`], which has it run by the stub;
+//! - `stub`: the 6 kB executable that runs it, without libc, heap or decisions;
+//! - [`wire`]: the layout both agree on.
+//!
+//! Not here: what a cell is made of. That is `hotcell-cell`, which only writes programs.
+
+pub mod facts;
+pub mod program;
+pub mod spawner;
+pub mod wire;
+
+#[path = "stub/call.rs"]
+mod stub_call;
+// Compiled here for lints and tests; it runs in the stub.
+#[path = "stub/run.rs"]
+#[allow(dead_code)]
+mod stub_run;

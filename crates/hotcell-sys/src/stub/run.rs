@@ -1,0 +1,480 @@
+//! The three processes of a launch, and the loop that runs an op table.
+//!
+//! ```text
+//! supervisor ──exec──▶ spawner ──clone3(namespaces)──▶ init (pid 1) ──fork──▶ payload ──execve──▶ the command
+//!     ▲                  │ waits; ends the cell if         │ builds and proves the walls,
+//!     │                  │ the supervisor vanishes         │ reaps, forwards signals
+//!     └── control socket ┴─────────────────────────────────┘
+//! ```
+//!
+//! There are no decisions here: which calls are made, in which order and with which answers, is in
+//! the image (see `wire`). Nothing is allocated, and a failed op ends the process that ran it after
+//! one message that names the op.
+
+use crate::stub_call::{self as nr, call};
+use crate::wire::*;
+
+const EINTR: i64 = -4;
+const SIGKILL: u64 = 9;
+const SIGCHLD: i64 = 17;
+const SIGSTOP: u64 = 19;
+const SIGCONT: u64 = 18;
+const SIGNALS: u64 = 64;
+const PR_SET_PDEATHSIG: u64 = 1;
+const CLONE_NEWUSER: u64 = 0x1000_0000;
+const CLONE_PIDFD: u64 = 0x1000;
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+const MSG_NOSIGNAL: u64 = 0x4000;
+const SOL_SOCKET: i32 = 1;
+const SCM_RIGHTS: i32 = 1;
+const WNOHANG: u64 = 1;
+const WALL: u64 = 0x4000_0000;
+const POLLIN: i16 = 1;
+const O_CLOEXEC: u64 = 0o2_000_000;
+
+#[repr(C)]
+struct CloneArgs {
+    flags: u64,
+    pidfd: u64,
+    child_tid: u64,
+    parent_tid: u64,
+    exit_signal: u64,
+    stack: u64,
+    stack_size: u64,
+    tls: u64,
+    set_tid: u64,
+    set_tid_size: u64,
+    cgroup: u64,
+}
+
+#[repr(C)]
+struct IoVec {
+    base: u64,
+    len: u64,
+}
+
+#[repr(C)]
+struct MsgHeader {
+    name: u64,
+    name_len: u64,
+    iov: u64,
+    iov_len: u64,
+    control: u64,
+    control_len: u64,
+    flags: u64,
+}
+
+#[repr(C)]
+struct Rights<const N: usize> {
+    len: u64,
+    level: i32,
+    kind: i32,
+    fds: [i32; N],
+}
+
+#[repr(C)]
+struct PollFd {
+    fd: i32,
+    events: i16,
+    revents: i16,
+}
+
+/// An op that did not answer as expected.
+pub(crate) struct Fault {
+    pub(crate) op: u64,
+    pub(crate) answer: i64,
+}
+
+impl Fault {
+    fn message(&self) -> Message {
+        Message { kind: MESSAGE_FAULT, op: self.op, value: self.answer, ..Message::default() }
+    }
+}
+
+pub(crate) fn exit(code: i32) -> ! {
+    loop {
+        // SAFETY: ends the process; touches no memory.
+        unsafe { call!(nr::EXIT_GROUP, code) };
+    }
+}
+
+/// The life of the spawner.
+///
+/// # Safety
+/// The process must be single-threaded and own its whole descriptor table; descriptor 0 is the
+/// control socket and nothing is mapped at [`BASE`].
+pub(crate) unsafe fn spawner() -> ! {
+    // SAFETY: its own session, so that a terminal's signals reach the supervisor alone, and no
+    // descriptor but the control socket, whatever the caller of the supervisor leaked to it.
+    unsafe { call!(nr::SETSID) };
+    // SAFETY: descriptors are plain numbers here; no Rust object owns one.
+    unsafe { call!(nr::CLOSE_RANGE, 1, u32::MAX, 0) };
+    let mut holder = 0;
+    let header = loop {
+        let command = receive();
+        match command.kind {
+            COMMAND_HOLD => {
+                release(holder);
+                holder = hold();
+            }
+            COMMAND_PROGRAM => break map(command.len),
+            // End of file, or a supervisor that is not ours: nothing was started, so nothing is lost.
+            _ => exit(0),
+        }
+    };
+    release(holder);
+    // SAFETY: `map` checked the magic, so the tables are those our library wrote.
+    if let Err(fault) = unsafe { interpret(header, header.spawner) } {
+        fail(fault);
+    }
+    let mut pidfd: i32 = -1;
+    let mut args = CloneArgs {
+        flags: header.clone_flags | CLONE_PIDFD,
+        pidfd: (&raw mut pidfd) as u64,
+        child_tid: 0,
+        parent_tid: 0,
+        exit_signal: SIGCHLD as u64,
+        stack: 0,
+        stack_size: 0,
+        tls: 0,
+        set_tid: 0,
+        set_tid_size: 0,
+        cgroup: 0,
+    };
+    if header.cgroup_slot != 0 {
+        args.flags |= CLONE_INTO_CGROUP;
+        // SAFETY: a slot of the image, mapped readable above.
+        args.cgroup = unsafe { *(header.cgroup_slot as *const u64) };
+    }
+    // SAFETY: no CLONE_VM, so the child has its own copy of this memory and stack.
+    let pid = unsafe { call!(nr::CLONE3, &raw mut args, size_of::<CloneArgs>()) };
+    if pid == 0 {
+        // SAFETY: this is the new process, with the image mapped.
+        unsafe { init(header) }
+    }
+    if pid < 0 {
+        fail(Fault { op: OP_CLONE, answer: pid });
+    }
+    send(&Message { kind: MESSAGE_SPAWNED, value: pid, ..Message::default() }, &[pidfd]);
+    watch(header, pid, pidfd)
+}
+
+/// Waits for init's end or the supervisor's, whichever comes first.
+fn watch(header: &Header, pid: i64, pidfd: i32) -> ! {
+    let mut told = false;
+    loop {
+        let mut fds = [
+            PollFd { fd: CONTROL_FD, events: POLLIN, revents: 0 },
+            // A pidfd stays readable once the process is gone; look at it once.
+            PollFd { fd: if told { -1 } else { pidfd }, events: POLLIN, revents: 0 },
+        ];
+        // SAFETY: the kernel writes `revents` of two entries that live here.
+        let n = unsafe { call!(nr::POLL, &raw mut fds, 2, u64::MAX) };
+        if n < 0 {
+            continue;
+        }
+        if fds[1].revents != 0 {
+            send(&Message { kind: MESSAGE_GONE, value: pid, ..Message::default() }, &[]);
+            told = true;
+        }
+        if fds[0].revents != 0 {
+            if receive().kind == COMMAND_REAP {
+                let (status, usage) = kill_and_reap(pid);
+                send(&Message { kind: MESSAGE_REAPED, value: status, usage, ..Message::default() }, &[]);
+                exit(0);
+            }
+            // The supervisor is gone. Killing a pid namespace's init kills all of it.
+            kill_and_reap(pid);
+            // SAFETY: the image is still mapped. What cannot be removed is left to the next start.
+            let _swept_later = unsafe { interpret(header, header.orphaned) };
+            exit(0);
+        }
+    }
+}
+
+/// The life of a cell's pid 1.
+///
+/// # Safety
+/// Runs in the process made by the clone, with the image mapped.
+unsafe fn init(header: &Header) -> ! {
+    // Every signal waits for the loop below; the payload opens the mask again for itself.
+    let all = u64::MAX;
+    // SAFETY: reads eight bytes of ours.
+    unsafe { call!(nr::RT_SIGPROCMASK, 0, &raw const all, 0, 8) };
+    // SAFETY: the tables come from our library.
+    if let Err(fault) = unsafe { interpret(header, header.init) } {
+        fail(fault);
+    }
+    let mut exported = [0i32; EXPORTS_MAX];
+    let n_exports = (header.n_exports as usize).min(EXPORTS_MAX);
+    for (fd, slot) in exported.iter_mut().zip(header.exports).take(n_exports) {
+        // SAFETY: a slot of the image.
+        *fd = unsafe { *(slot as *const i64) } as i32;
+    }
+    send(&Message { kind: MESSAGE_READY, ..Message::default() }, &exported[..n_exports]);
+    if header.payload.count == 0 {
+        exit(0);
+    }
+    // SAFETY: a plain fork; the child has its own copy of this memory and stack.
+    let payload = unsafe { call!(nr::CLONE, SIGCHLD, 0, 0, 0, 0) };
+    if payload == 0 {
+        // SAFETY: as for this process.
+        unsafe { self::payload(header) }
+    }
+    if payload < 0 {
+        fail(Fault { op: OP_FORK, answer: payload });
+    }
+    // Nothing but the control socket stays: the ends of the payload's pipes must be its own.
+    // SAFETY: descriptors are plain numbers here.
+    unsafe { call!(nr::CLOSE_RANGE, 1, u32::MAX, 0) };
+    reap_until_end(payload)
+}
+
+/// Reaps orphans, forwards the supervisor's signals, and leaves when the payload has ended; the
+/// kernel then kills whatever is left in the namespace.
+fn reap_until_end(payload: i64) -> ! {
+    loop {
+        // siginfo_t: number, errno, code, then the sender's pid at byte 16.
+        let mut info = [0i32; 32];
+        let all = u64::MAX;
+        // SAFETY: reads the mask, writes at most 128 bytes of `info`.
+        let signal = unsafe { call!(nr::RT_SIGTIMEDWAIT, &raw const all, &raw mut info, 0, 8) };
+        if signal == SIGCHLD {
+            loop {
+                let mut status = 0i32;
+                // SAFETY: writes one i32 of ours.
+                let pid = unsafe { call!(nr::WAIT4, u64::MAX, &raw mut status, WNOHANG | WALL, 0) };
+                if pid <= 0 {
+                    break;
+                }
+                if pid == payload {
+                    send(&Message { kind: MESSAGE_ENDED, value: i64::from(status), ..Message::default() }, &[]);
+                    exit(0);
+                }
+            }
+            continue;
+        }
+        // A sender outside this pid namespace shows as pid 0: only the supervisor is listened to.
+        if signal <= 0 || info[4] != 0 {
+            continue;
+        }
+        let (target, signal) = match signal as i32 {
+            SIGNAL_PAUSE => (-1, SIGSTOP),
+            SIGNAL_RESUME => (-1, SIGCONT),
+            // The payload leads its own session, so its group has its pid.
+            _ => (-payload, signal as u64),
+        };
+        // SAFETY: sends a signal; touches no memory.
+        unsafe { call!(nr::KILL, target, signal) };
+    }
+}
+
+/// The last steps before the command's own first instruction.
+///
+/// # Safety
+/// Runs in the process forked by init, with the image mapped.
+unsafe fn payload(header: &Header) -> ! {
+    // An ignored signal stays ignored across exec: whatever our callers ignored, the command starts clean.
+    let default = [0u64; 4];
+    for signal in 1..=SIGNALS {
+        // SAFETY: installs SIG_DFL from 32 zero bytes of ours. SIGKILL and SIGSTOP refuse, as they should.
+        unsafe { call!(nr::RT_SIGACTION, signal, &raw const default, 0, 8) };
+    }
+    let none = 0u64;
+    // SAFETY: reads eight bytes of ours.
+    unsafe { call!(nr::RT_SIGPROCMASK, 2, &raw const none, 0, 8) };
+    // SAFETY: descriptors are plain numbers here.
+    unsafe { call!(nr::DUP3, CONTROL_FD, PAYLOAD_CONTROL_FD, O_CLOEXEC) };
+    // SAFETY: the tables come from our library.
+    if let Err(fault) = unsafe { interpret(header, header.payload) } {
+        send_on(PAYLOAD_CONTROL_FD, &fault.message(), &[]);
+    }
+    exit(127)
+}
+
+/// Runs a section; stops at the first op that does not answer as expected.
+///
+/// # Safety
+/// `header` must be that of an image built by this crate's `program` and mapped at [`BASE`] (or,
+/// in a test, wherever its addresses point to).
+pub(crate) unsafe fn interpret(header: &Header, section: Section) -> Result<(), Fault> {
+    let first = u64::from(section.first);
+    for idx in first..first + u64::from(section.count) {
+        // SAFETY: sections lie inside the op table.
+        let op = unsafe { &*(header.ops as *const Op).add(idx as usize) };
+        let mut args = op.args;
+        for (bit, arg) in args.iter_mut().enumerate() {
+            if op.slots & (1 << bit) != 0 {
+                // SAFETY: an argument marked so is the address of a slot of the image.
+                *arg = unsafe { *(*arg as *const u64) };
+            }
+        }
+        let answer = if op.call == CALL_COMPARE {
+            // SAFETY: both ranges lie in the image.
+            i64::from(unsafe { differ(args[0] as *const u8, args[1] as *const u8, args[2] as usize) })
+        } else {
+            loop {
+                // SAFETY: every pointer argument is an address in the image, of a size the call's
+                // encoder in `program` laid out for it.
+                let answer = unsafe { nr::syscall(op.call, args) };
+                if answer != EINTR {
+                    break answer;
+                }
+            }
+        };
+        let failed_as_listed = answer < 0 && op.values.contains(&-answer);
+        let holds = match op.expect {
+            EXPECT_IS => answer == op.values[0],
+            EXPECT_FAILS => failed_as_listed,
+            EXPECT_OK_OR => answer >= 0 || failed_as_listed,
+            EXPECT_SAME => answer == 0,
+            EXPECT_DIFFERENT => answer != 0,
+            _ => answer >= 0,
+        };
+        if !holds {
+            return Err(Fault { op: idx, answer });
+        }
+        if op.keep != 0 {
+            // SAFETY: a slot of the image, which is mapped writable and private.
+            unsafe { *(op.keep as *mut i64) = answer };
+        }
+        if op.keep_i32 != 0 {
+            // SAFETY: an i32 field of a struct in the image; packed structs need not align it.
+            unsafe { (op.keep_i32 as *mut i32).write_unaligned(answer as i32) };
+        }
+    }
+    Ok(())
+}
+
+/// # Safety
+/// Both ranges must be readable.
+unsafe fn differ(a: *const u8, b: *const u8, len: usize) -> bool {
+    for at in 0..len {
+        // SAFETY: inside the range the caller vouches for.
+        let x = unsafe { *a.add(at) };
+        // SAFETY: as above.
+        let y = unsafe { *b.add(at) };
+        if x != y {
+            return true;
+        }
+    }
+    false
+}
+
+fn fail(fault: Fault) -> ! {
+    send(&fault.message(), &[]);
+    exit(127)
+}
+
+/// Makes a process that only keeps a new user namespace alive, and tells its pid.
+fn hold() -> i64 {
+    // SAFETY: a plain fork into a new user namespace.
+    let pid = unsafe { call!(nr::CLONE, CLONE_NEWUSER | SIGCHLD as u64, 0, 0, 0, 0) };
+    if pid == 0 {
+        // SAFETY: integers only. The namespace must not outlive the spawner.
+        unsafe { call!(nr::PRCTL, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) };
+        loop {
+            // SAFETY: waits for the kill.
+            unsafe { call!(nr::PAUSE) };
+        }
+    }
+    send(&Message { kind: MESSAGE_HOLDING, value: pid, ..Message::default() }, &[]);
+    pid
+}
+
+/// Ends a holder: the supervisor has its namespace by descriptor now.
+fn release(holder: i64) {
+    if holder > 0 {
+        kill_and_reap(holder);
+    }
+}
+
+/// Kills a child of this process, waits until it is gone, and says how it ended and what it used.
+fn kill_and_reap(pid: i64) -> (i64, [i64; 3]) {
+    // SAFETY: the pid is an unreaped child of ours, so it cannot have been reused.
+    unsafe { call!(nr::KILL, pid, SIGKILL) };
+    let mut status = 0i32;
+    // rusage: user time, system time (seconds and µs each), largest resident set, then 13 more words.
+    let mut usage = [0i64; 18];
+    loop {
+        // SAFETY: writes one i32 and one rusage of ours.
+        let reaped = unsafe { call!(nr::WAIT4, pid, &raw mut status, WALL, &raw mut usage) };
+        if reaped != EINTR {
+            let micros = |at: usize| usage[at].wrapping_mul(1_000_000).wrapping_add(usage[at + 1]);
+            return (i64::from(status), [micros(0), micros(2), usage[4]]);
+        }
+    }
+}
+
+/// Maps the image that came as descriptor 1.
+fn map(len: u64) -> &'static Header {
+    const PROT_READ_WRITE: u64 = 3;
+    const MAP_PRIVATE_FIXED_NOREPLACE: u64 = 0x10_0002;
+    // SAFETY: NOREPLACE makes the kernel refuse rather than cover anything mapped there.
+    let at = unsafe { call!(nr::MMAP, BASE, len, PROT_READ_WRITE, MAP_PRIVATE_FIXED_NOREPLACE, 1, 0) };
+    if at != BASE as i64 || len < size_of::<Header>() as u64 {
+        fail(Fault { op: OP_IMAGE, answer: at });
+    }
+    // SAFETY: mapped above, page-aligned, and at least a header long.
+    let header = unsafe { &*(BASE as *const Header) };
+    if header.magic != MAGIC {
+        fail(Fault { op: OP_IMAGE, answer: 0 });
+    }
+    header
+}
+
+/// Receives one command; kind 0 is the end of the supervisor. Descriptors that come along land at
+/// the lowest free numbers, in order.
+fn receive() -> Command {
+    let mut command = Command::default();
+    let mut control = [0u64; 3 + INPUT_FDS_MAX];
+    let mut iov = IoVec { base: (&raw mut command) as u64, len: size_of::<Command>() as u64 };
+    let mut header = MsgHeader {
+        name: 0,
+        name_len: 0,
+        iov: (&raw mut iov) as u64,
+        iov_len: 1,
+        control: (&raw mut control) as u64,
+        control_len: size_of_val(&control) as u64,
+        flags: 0,
+    };
+    loop {
+        // SAFETY: the kernel writes one command and the control buffer, both of ours.
+        let n = unsafe { call!(nr::RECVMSG, CONTROL_FD, &raw mut header, 0) };
+        if n != EINTR {
+            return if n == size_of::<Command>() as i64 { command } else { Command::default() };
+        }
+    }
+}
+
+/// Sends one message. A supervisor that is gone shows at the next `receive`.
+fn send(message: &Message, fds: &[i32]) {
+    send_on(CONTROL_FD, message, fds);
+}
+
+fn send_on(socket: i32, message: &Message, fds: &[i32]) {
+    let mut rights =
+        Rights::<EXPORTS_MAX> { len: 0, level: SOL_SOCKET, kind: SCM_RIGHTS, fds: [0; EXPORTS_MAX] };
+    for (to, from) in rights.fds.iter_mut().zip(fds) {
+        *to = *from;
+    }
+    let used = 16 + 4 * fds.len() as u64;
+    rights.len = used;
+    let mut iov = IoVec { base: core::ptr::from_ref(message) as u64, len: size_of::<Message>() as u64 };
+    let header = MsgHeader {
+        name: 0,
+        name_len: 0,
+        iov: (&raw mut iov) as u64,
+        iov_len: 1,
+        control: if fds.is_empty() { 0 } else { (&raw const rights) as u64 },
+        control_len: if fds.is_empty() { 0 } else { used.next_multiple_of(8) },
+        flags: 0,
+    };
+    loop {
+        // SAFETY: the kernel reads the message and the rights, both alive here.
+        let n = unsafe { call!(nr::SENDMSG, socket, &raw const header, MSG_NOSIGNAL) };
+        if n != EINTR {
+            return;
+        }
+    }
+}
