@@ -73,7 +73,7 @@ const LOWER: &str = ".lower";
 /// Owners of the view that differ from the cell's own id, each once.
 pub(crate) fn owners(plan: &Plan) -> Vec<Owner> {
     let mut owners = Vec::new();
-    if plan.identity == Identity::Fresh && plan.has(Wall::Root) && plan.has(Wall::Id) {
+    if plan.identity == Identity::Fresh && plan.asks_for(Wall::Root) && plan.asks_for(Wall::Id) {
         for entry in &plan.view {
             let owner = match entry {
                 Entry::Bind { owner: Some(owner), .. } | Entry::Overlay { owner, .. } => *owner,
@@ -106,7 +106,7 @@ pub(crate) fn program(plan: &Plan, making: &Making<'_>) -> Program<Label> {
     out.identity_maps();
     out.parent_death();
     out.enter_cgroups();
-    if plan.has(Wall::Mount) {
+    if plan.asks_for(Wall::Mount) {
         out.mounts();
     }
     out.names();
@@ -227,7 +227,7 @@ impl Writer<'_> {
             (Wall::Uts, libc::CLONE_NEWUTS),
             (Wall::Time, 0x80),
         ];
-        let asked = namespaces.iter().filter(|(wall, _)| self.plan.has(*wall));
+        let asked = namespaces.iter().filter(|(wall, _)| self.plan.asks_for(*wall));
         asked.fold(0, |flags, (_, flag)| flags | i64::from(*flag).cast_unsigned())
     }
 
@@ -243,7 +243,7 @@ impl Writer<'_> {
 
     fn identity_maps(&mut self) {
         self.wall = Wall::User;
-        if let (Identity::Own { uid, gid }, true) = (self.plan.identity, self.plan.has(Wall::User)) {
+        if let (Identity::Own { uid, gid }, true) = (self.plan.identity, self.plan.asks_for(Wall::User)) {
             // Only who cannot change groups may map one without help.
             self.write_file("/proc/self/setgroups", b"deny", false);
             self.write_file("/proc/self/gid_map", format!("{gid} {gid} 1").as_bytes(), false);
@@ -265,7 +265,7 @@ impl Writer<'_> {
             self.write_file(&procs, b"0", false);
         }
         self.wall = Wall::CgroupNs;
-        if self.plan.has(Wall::CgroupNs) {
+        if self.plan.asks_for(Wall::CgroupNs) {
             // Only now: the namespace's root is the group its maker is in.
             self.call("unshare", libc::SYS_unshare, &[libc::CLONE_NEWCGROUP.into()], Expect::Ok);
         }
@@ -283,7 +283,7 @@ impl Writer<'_> {
             &[0u64.into(), root.into(), 0u64.into(), private.into(), 0u64.into()],
             Expect::Ok,
         );
-        if self.plan.has(Wall::Root) {
+        if self.plan.asks_for(Wall::Root) {
             self.private_root();
         }
     }
@@ -383,7 +383,7 @@ impl Writer<'_> {
         self.call("make the scratch's place", libc::SYS_mkdir, &[at.into(), 0o700.into()], Expect::Ok);
         let limits = &self.plan.limits;
         // One block and one file more than allowed: whoever uses them has met the limit, and is seen.
-        let options = if self.plan.has(Wall::Disk) {
+        let options = if self.plan.asks_for(Wall::Disk) {
             let (blocks, inodes) = (scratch_blocks(limits), limits.inodes() + SCRATCH_INODES + 1);
             format!("mode=0711,size={},nr_inodes={inodes}", blocks * PAGE)
         } else {
@@ -416,7 +416,7 @@ impl Writer<'_> {
     }
 
     fn fresh_id(&self) -> Option<u64> {
-        (self.plan.identity == Identity::Fresh && self.plan.has(Wall::Id)).then_some(u64::from(self.making.id))
+        (self.plan.identity == Identity::Fresh && self.plan.asks_for(Wall::Id)).then_some(u64::from(self.making.id))
     }
 
     fn entry(&mut self, entry: &Entry, sources: &BTreeMap<PathBuf, Slot>) {
@@ -571,7 +571,7 @@ impl Writer<'_> {
         let shadow = self.text("/etc/shadow");
         self.call("proof: /etc/shadow is absent", libc::SYS_access, &[shadow.into(), 0.into()], Expect::Fails(&[ENOENT]));
         self.wall = Wall::Disk;
-        if !self.plan.has(Wall::Disk) {
+        if !self.plan.asks_for(Wall::Disk) {
             return;
         }
         let (tmp, statfs) = (self.text("/tmp"), self.program.room(120));
@@ -586,7 +586,7 @@ impl Writer<'_> {
 
     fn names(&mut self) {
         self.wall = Wall::Uts;
-        if self.plan.has(Wall::Uts) {
+        if self.plan.asks_for(Wall::Uts) {
             let name = self.text(HOST_NAME);
             let len = HOST_NAME.len() as u64;
             self.call("set the host name", libc::SYS_sethostname, &[name.into(), len.into()], Expect::Ok);
@@ -597,7 +597,7 @@ impl Writer<'_> {
 
     /// Each namespace must be another than the one hotcell is in.
     fn prove_namespaces(&mut self) {
-        let proc = self.plan.has(Wall::Root) || self.plan.has(Wall::Pid);
+        let proc = self.plan.asks_for(Wall::Root) || self.plan.asks_for(Wall::Pid);
         for (wall, name) in [
             (Wall::User, "user"),
             (Wall::Mount, "mnt"),
@@ -608,7 +608,7 @@ impl Writer<'_> {
             (Wall::CgroupNs, "cgroup"),
             (Wall::Time, "time"),
         ] {
-            let Some(host) = self.plan.host.namespaces.get(name).filter(|_| self.plan.has(wall) && proc) else { continue };
+            let Some(host) = self.plan.host.namespaces.get(name).filter(|_| self.plan.asks_for(wall) && proc) else { continue };
             self.wall = wall;
             let (path, stat) = (self.text(format!("/proc/self/ns/{name}")), self.program.room(144));
             self.call(format!("look at the {name} namespace"), libc::SYS_stat, &[path.into(), stat.into()], Expect::Ok);
@@ -617,12 +617,12 @@ impl Writer<'_> {
             // struct stat: inode at byte 8.
             self.program.compare(self.stage, label, stat.offset(8), host, 8, false);
         }
-        if self.plan.has(Wall::Pid) {
+        if self.plan.asks_for(Wall::Pid) {
             self.wall = Wall::Pid;
             self.call("proof: first process", libc::SYS_getpid, &[], Expect::Is(1));
             self.call("proof: no parent in sight", libc::SYS_getppid, &[], Expect::Is(0));
         }
-        if self.plan.has(Wall::Uts) {
+        if self.plan.asks_for(Wall::Uts) {
             self.wall = Wall::Uts;
             let (names, name) = (self.program.room(390), self.text(HOST_NAME));
             self.call("ask for the host name", libc::SYS_uname, &[names.into()], Expect::Ok);
@@ -630,7 +630,7 @@ impl Writer<'_> {
             // struct utsname: 65 bytes a field, the node name is the second.
             self.program.compare(self.stage, label, names.offset(65), name, HOST_NAME.len() as u64 + 1, true);
         }
-        if self.plan.has(Wall::Net) {
+        if self.plan.asks_for(Wall::Net) {
             self.wall = Wall::Net;
             let udp = [libc::AF_INET.into(), (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC).into(), 0.into()];
             let fd = self.call_keep("make a udp socket", libc::SYS_socket, &udp);
@@ -645,7 +645,7 @@ impl Writer<'_> {
 
     fn drop_privilege(&mut self) {
         let last_cap = self.plan.host.last_cap;
-        if self.plan.has(Wall::Caps) {
+        if self.plan.asks_for(Wall::Caps) {
             self.wall = Wall::Caps;
             let none = libc::PR_CAP_AMBIENT_CLEAR_ALL;
             let args = [libc::PR_CAP_AMBIENT.into(), none.into(), 0.into(), 0.into(), 0.into()];
@@ -659,7 +659,7 @@ impl Writer<'_> {
             self.call("lock the secure bits", libc::SYS_prctl, &args, Expect::Ok);
         }
         if self.plan.identity == Identity::Fresh {
-            if self.plan.has(Wall::Groups) {
+            if self.plan.asks_for(Wall::Groups) {
                 self.wall = Wall::Groups;
                 self.call("leave all groups", libc::SYS_setgroups, &[0.into(), 0u64.into()], Expect::Ok);
             }
@@ -670,7 +670,7 @@ impl Writer<'_> {
                 self.call("change user", libc::SYS_setresuid, &[id, id, id], Expect::Ok);
             }
         }
-        if self.plan.has(Wall::Caps) {
+        if self.plan.asks_for(Wall::Caps) {
             self.wall = Wall::Caps;
             let header = self.program.words(&[CAPABILITY_VERSION_3]);
             let none = self.program.words(&[0, 0, 0]);
@@ -690,19 +690,19 @@ impl Writer<'_> {
         // A change of id forgets both of these.
         self.parent_death();
         self.call("let nobody read this process", libc::SYS_prctl, &[libc::PR_SET_DUMPABLE.into(), 0.into()], Expect::Ok);
-        if self.plan.has(Wall::Id) {
+        if self.plan.asks_for(Wall::Id) {
             self.wall = Wall::Id;
             let uid = match self.plan.identity {
                 Identity::Own { uid, .. } => uid,
                 Identity::Fresh => self.making.id,
             };
             self.call("proof: the id is the cell's", libc::SYS_getuid, &[], Expect::Is(i64::from(uid)));
-            if self.plan.has(Wall::Caps) && uid != 0 {
+            if self.plan.asks_for(Wall::Caps) && uid != 0 {
                 let args = [0.into(), 0.into(), 0.into()];
                 self.call("proof: no way back to root", libc::SYS_setresuid, &args, Expect::Fails(&[EPERM, EINVAL]));
             }
         }
-        if self.plan.has(Wall::Groups) {
+        if self.plan.asks_for(Wall::Groups) {
             self.wall = Wall::Groups;
             self.call("proof: no group left", libc::SYS_getgroups, &[0.into(), 0u64.into()], Expect::Is(0));
         }
@@ -710,7 +710,7 @@ impl Writer<'_> {
 
     fn rlimits(&mut self) {
         self.wall = Wall::Rlimits;
-        if !self.plan.has(Wall::Rlimits) {
+        if !self.plan.asks_for(Wall::Rlimits) {
             return;
         }
         let limits = &self.plan.limits;
@@ -742,7 +742,7 @@ impl Writer<'_> {
 
     fn no_new_privs(&mut self) {
         self.wall = Wall::NoNewPrivs;
-        if self.plan.has(Wall::NoNewPrivs) {
+        if self.plan.asks_for(Wall::NoNewPrivs) {
             let args = [libc::PR_SET_NO_NEW_PRIVS.into(), 1.into(), 0.into(), 0.into(), 0.into()];
             self.call("give up new privileges", libc::SYS_prctl, &args, Expect::Ok);
             let args = [libc::PR_GET_NO_NEW_PRIVS.into(), 0.into(), 0.into(), 0.into(), 0.into()];
@@ -754,15 +754,15 @@ impl Writer<'_> {
 
     fn landlock(&mut self) {
         let (files, tcp, scope) =
-            (self.plan.has(Wall::Landlock), self.plan.has(Wall::LandlockTcp), self.plan.has(Wall::LandlockScope));
+            (self.plan.asks_for(Wall::Landlock), self.plan.asks_for(Wall::LandlockTcp), self.plan.asks_for(Wall::LandlockScope));
         if !(files || tcp || scope) {
             return;
         }
         self.wall = Wall::Landlock;
         let abi = self.plan.host.landlock_abi;
         // Where there is no private root, as in a control, the file fence has nothing to follow.
-        let files = files && self.plan.has(Wall::Root);
-        let outsider = (scope && self.plan.has(Wall::Net)).then(|| self.abstract_listener());
+        let files = files && self.plan.asks_for(Wall::Root);
+        let outsider = (scope && self.plan.asks_for(Wall::Net)).then(|| self.abstract_listener());
         self.wall = Wall::Landlock;
         let attributes = landlock::attributes(abi, files, tcp, scope);
         let (at, size) = (self.program.words(&attributes), attributes.len() as u64 * 8);
@@ -824,7 +824,7 @@ impl Writer<'_> {
 
     fn seccomp(&mut self) {
         self.wall = Wall::Seccomp;
-        if !self.plan.has(Wall::Seccomp) {
+        if !self.plan.asks_for(Wall::Seccomp) {
             return;
         }
         let code = seccomp::filter(&self.plan.seccomp);
@@ -853,7 +853,7 @@ impl Writer<'_> {
     fn payload(&mut self) {
         self.wall = Wall::Tty;
         self.call("own session", libc::SYS_setsid, &[], Expect::Ok);
-        if self.plan.has(Wall::Root) {
+        if self.plan.asks_for(Wall::Root) {
             let tty = self.text("/dev/tty");
             let args = [AT_FDCWD.into(), tty.into(), libc::O_RDWR.into()];
             self.call("proof: no terminal", libc::SYS_openat, &args, Expect::Fails(&[ENOENT, ENXIO, EACCES]));

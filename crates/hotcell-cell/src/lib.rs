@@ -16,6 +16,7 @@
 
 pub mod cgroup;
 pub mod changes;
+pub mod doctor;
 pub mod host;
 mod landlock;
 mod launch;

@@ -160,6 +160,7 @@ pub struct Builder {
     allow_missing: BTreeSet<Wall>,
     omit: BTreeSet<Wall>,
     omit_rules: Vec<String>,
+    hidden: Vec<PathBuf>,
 }
 
 /// One isolated execution environment.
@@ -234,6 +235,12 @@ impl Builder {
         self
     }
 
+    /// Covers a directory of the host wherever the workspace or a mount would show it: records, keys.
+    pub fn hide(mut self, path: impl Into<PathBuf>) -> Builder {
+        self.hidden.push(path.into());
+        self
+    }
+
     /// Leaves a wall out on purpose: the control of a test that must fail without it. The report
     /// says that it was missing.
     pub fn omit(mut self, wall: Wall) -> Builder {
@@ -283,6 +290,7 @@ impl Builder {
             grants: &grants,
             workspace: workspace.as_ref(),
             mounts: &mounts,
+            hidden: &self.hidden,
             passwd: passwd(host, identity, &home),
             group: group(host, identity),
         });
@@ -295,7 +303,6 @@ impl Builder {
             identity,
             view: entries,
             workspace,
-            mounts,
             limits: self.limits.clone(),
             walls,
             require: self.require.clone(),
@@ -468,7 +475,6 @@ pub struct Plan {
     pub(crate) identity: Identity,
     pub(crate) view: Vec<Entry>,
     pub(crate) workspace: Option<Workspace>,
-    pub(crate) mounts: Vec<Mount>,
     pub(crate) limits: Limits,
     pub(crate) walls: BTreeMap<Wall, Standing>,
     pub(crate) require: BTreeSet<Wall>,
@@ -522,7 +528,8 @@ impl Plan {
         &self.walls
     }
 
-    pub(crate) fn has(&self, wall: Wall) -> bool {
+    /// Whether a wall is to stand, proven or watched.
+    pub fn asks_for(&self, wall: Wall) -> bool {
         self.walls.get(&wall).is_some_and(|standing| *standing != Standing::Missing)
     }
 }

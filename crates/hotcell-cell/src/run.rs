@@ -210,7 +210,7 @@ impl Plan {
         drop(namespaces);
         let (proc, scratch) = (exports.pop(), exports.pop());
         let id_outside = match self.identity {
-            _ if !self.has(Wall::Id) => self.host.uid,
+            _ if !self.asks_for(Wall::Id) => self.host.uid,
             Identity::Own { uid, .. } => uid,
             Identity::Fresh => id,
         };
@@ -254,7 +254,7 @@ impl Plan {
     }
 
     fn cgroup(&self, name: &str) -> Result<Option<Group>, RunError> {
-        if !self.has(Wall::Cgroup) {
+        if !self.asks_for(Wall::Cgroup) {
             return Ok(None);
         }
         match Group::create(&self.host.cgroups, name, &self.limits) {
@@ -271,7 +271,7 @@ impl Plan {
         init_pid: i32,
     ) -> Result<std::collections::BTreeMap<Wall, Standing>, RunError> {
         let mut walls = self.walls.clone();
-        if self.has(Wall::Cgroup) {
+        if self.asks_for(Wall::Cgroup) {
             let standing = match group {
                 None => Standing::Watched,
                 Some(group) if group.holds(init_pid) => Standing::Proven,
@@ -342,7 +342,7 @@ fn fault(plan: &Plan, image: &Image<Label>, op: u64, answer: i64) -> RunError {
 
 /// The wall to name when the clone as a whole is refused.
 fn clone_wall(plan: &Plan) -> Wall {
-    if plan.has(Wall::User) { Wall::User } else { Wall::Mount }
+    if plan.asks_for(Wall::User) { Wall::User } else { Wall::Mount }
 }
 
 /// Removes the cgroup of a run that did not get to its end. Declared before the spawner is dropped,
@@ -482,7 +482,7 @@ struct DiskScan {
 
 impl DiskScan {
     fn new(plan: &Plan) -> DiskScan {
-        let writable = plan.workspace.as_ref().filter(|workspace| workspace.mode == Mode::Rw && plan.has(Wall::Disk));
+        let writable = plan.workspace.as_ref().filter(|workspace| workspace.mode == Mode::Rw && plan.asks_for(Wall::Disk));
         let before = writable.map(|workspace| watch::disk_use(&workspace.path));
         DiskScan { before, now: before.unwrap_or_default(), next: Instant::now() }
     }
@@ -704,7 +704,7 @@ impl Supervisor<'_> {
             if let Some((outcome, limit)) = exceeded(&sample, limits) {
                 return self.end(outcome, Some(limit));
             }
-        } else if self.plan.has(Wall::Cgroup) {
+        } else if self.plan.asks_for(Wall::Cgroup) {
             self.look();
         }
         if self.disk_exceeded() {
@@ -763,7 +763,7 @@ impl Supervisor<'_> {
         self.peaks.disk = self.peaks.disk.max(bytes);
         let limits = &self.plan.limits;
         let most = limits.disk.0.div_ceil(launch::PAGE) * launch::PAGE;
-        self.plan.has(Wall::Disk) && (bytes > most || n_files > limits.inodes())
+        self.plan.asks_for(Wall::Disk) && (bytes > most || n_files > limits.inodes())
     }
 
     /// Reads the last numbers, reaps, and decides the outcome.

@@ -132,6 +132,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) grants: &'a [Grant],
     pub(crate) workspace: Option<&'a Workspace>,
     pub(crate) mounts: &'a [Mount],
+    pub(crate) hidden: &'a [PathBuf],
     pub(crate) passwd: String,
     pub(crate) group: String,
 }
@@ -204,6 +205,13 @@ pub(crate) fn view(parts: &Parts<'_>) -> Vec<Entry> {
     }
     for mount in parts.mounts {
         view.bind(&mount.source, &mount.target, mount.directory, mount.writable, Some(mount.owner));
+    }
+    let shown = parts.workspace.iter().map(|workspace| (&workspace.path, &workspace.path));
+    let shown = shown.chain(parts.mounts.iter().map(|mount| (&mount.source, &mount.target)));
+    for (source, target) in shown {
+        for below in parts.hidden.iter().filter_map(|hidden| hidden.strip_prefix(source).ok()) {
+            view.entries.push(Entry::Mask { path: target.join(below), directory: true });
+        }
     }
     view.entries
 }

@@ -8,6 +8,7 @@
 
 pub mod facts;
 pub mod program;
+pub mod signals;
 pub mod spawner;
 pub mod wire;
 

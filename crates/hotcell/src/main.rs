@@ -1,1 +1,110 @@
-fn main(){}
+//! The command line of Hotcell: parses, calls, renders, exits. Everything else is in the libraries.
+
+mod cli;
+mod doctor;
+mod error;
+mod explain;
+mod run;
+mod runs;
+mod screen;
+mod tee;
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Parser;
+use hotcell_cell::Host;
+use hotcell_gate::Home;
+
+use crate::cli::{Cli, Command};
+use crate::error::{During, Failure};
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return ExitCode::from(usage(&error)),
+    };
+    let code = match &cli.command {
+        Command::Run(args) => run::run(args, cli.home.clone()),
+        _ => match others(&cli) {
+            Ok(code) => code,
+            Err(failure) => {
+                report(&failure);
+                failure.code(During::Other)
+            }
+        },
+    };
+    ExitCode::from(code)
+}
+
+fn others(cli: &Cli) -> Result<u8, Failure> {
+    match &cli.command {
+        Command::Reference => {
+            let printed = screen::data("");
+            return Ok(u8::from(printed.is_err()));
+        }
+        Command::Probe(_) => return Ok(0),
+        _ => {}
+    }
+    let host = Host::probe(std::env::vars_os())?;
+    let home = Home::open(&home_path(cli.home.clone(), &host))?;
+    match &cli.command {
+        Command::Ls(args) => runs::ls(&home, args)?,
+        Command::Logs(args) => runs::logs(&home, args)?,
+        Command::Show(args) => runs::show(&home, args)?,
+        Command::Rm(args) => runs::rm(&home, args)?,
+        Command::Stop(args) => runs::stop(&home, args)?,
+        Command::Doctor(args) => return doctor::doctor(&host, home.path(), args),
+        Command::Run(_) | Command::Probe(_) | Command::Reference => unreachable!("handled by the caller"),
+    }
+    Ok(0)
+}
+
+/// Prints what the parser says. Help is an answer; a wrong flag of `run` must not look like the
+/// command's own exit code.
+fn usage(error: &clap::Error) -> u8 {
+    let printed = error.print();
+    if !error.use_stderr() {
+        return u8::from(printed.is_err());
+    }
+    let is_run = std::env::args_os().skip(1).find(|argument| !argument.as_encoded_bytes().starts_with(b"-"));
+    if is_run.as_deref() == Some(OsStr::new("run")) { 125 } else { 2 }
+}
+
+/// Prints a failure with its causes and what to try next.
+fn report(failure: &Failure) {
+    let chain = failure.chain();
+    let mut text = String::new();
+    for (idx, link) in chain.iter().enumerate() {
+        text.push_str(if idx == 0 { "error: " } else { "\n  cause: " });
+        text.push_str(link);
+    }
+    if let Some(hint) = failure.hint() {
+        text.push_str("\nhint: ");
+        text.push_str(&hint);
+    }
+    screen::note(&text);
+}
+
+/// `--home`, `HOTCELL_HOME`, the nearest `.hotcell/` upward, or the user's data directory.
+fn home_path(flag: Option<PathBuf>, host: &Host) -> PathBuf {
+    let variable = |name: &str| {
+        let value = host.env.get(OsStr::new(name)).filter(|value| !value.is_empty());
+        value.map(|value| host.cwd.join(value))
+    };
+    let upward = || host.cwd.ancestors().map(|directory| directory.join(".hotcell")).find(|path| path.is_dir());
+    let data = || {
+        let base = variable("XDG_DATA_HOME");
+        base.or_else(|| host.home.as_ref().map(|home| home.join(".local/share"))).unwrap_or_else(|| Path::new("/tmp").to_owned())
+    };
+    flag.map(|path| host.cwd.join(path))
+        .or_else(|| variable("HOTCELL_HOME"))
+        .or_else(upward)
+        .unwrap_or_else(|| data().join("hotcell"))
+}
+
+/// Milliseconds as a person reads them.
+fn show_ms(ms: f64) -> String {
+    if ms >= 1000.0 { format!("{:.2} s", ms / 1000.0) } else { format!("{ms:.1} ms") }
+}

@@ -1,0 +1,261 @@
+//! The command line: one definition of each flag, from which help, reference and completion come.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use hotcell_base::{Bytes, Cpus, units};
+use hotcell_cell::{Limits, Mode, Wall};
+
+/// Runs code that nobody trusts yet, behind walls that are proven to stand.
+#[derive(Parser, Debug)]
+#[command(name = "hotcell", version, arg_required_else_help = true, disable_help_subcommand = true)]
+pub(crate) struct Cli {
+    /// Where runs are kept [default: $HOTCELL_HOME, the nearest .hotcell/ upward, or ~/.local/share/hotcell]
+    #[arg(long, global = true, value_name = "DIR")]
+    pub(crate) home: Option<PathBuf>,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Run a command in a cell
+    Run(Box<RunArgs>),
+    /// List runs, newest first
+    Ls(LsArgs),
+    /// Print what a run wrote
+    Logs(LogsArgs),
+    /// Show all that is known of a run
+    Show(ShowArgs),
+    /// Remove runs with their files
+    Rm(RmArgs),
+    /// End a run
+    Stop(StopArgs),
+    /// Find out what this machine can do for this user, by trying it
+    Doctor(DoctorArgs),
+    /// Try one escape and say how it went, as JSON (used by the tests)
+    #[command(hide = true)]
+    Probe(ProbeArgs),
+    /// Print the command-line reference (docs/cli.md)
+    #[command(hide = true)]
+    Reference,
+}
+
+/// How the workspace appears inside.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum ModeArg {
+    /// Not at all
+    None,
+    /// Read-only
+    Ro,
+    /// Writable inside, the host's files stay as they are, changes are listed
+    Cow,
+    /// Writable, changes are the host's at once
+    Rw,
+}
+
+impl From<ModeArg> for Mode {
+    fn from(mode: ModeArg) -> Mode {
+        match mode {
+            ModeArg::None => Mode::None,
+            ModeArg::Ro => Mode::Ro,
+            ModeArg::Cow => Mode::Cow,
+            ModeArg::Rw => Mode::Rw,
+        }
+    }
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct RunArgs {
+    /// Directory to work in; it appears inside at its own path
+    #[arg(long, short = 'w', value_name = "DIR", help_heading = "Files")]
+    pub(crate) workspace: Option<PathBuf>,
+    /// How the workspace appears inside [default: cow]
+    #[arg(long, value_enum, value_name = "MODE", help_heading = "Files", requires = "workspace")]
+    pub(crate) mode: Option<ModeArg>,
+    /// Show a further path of the host inside (read-only unless :rw)
+    #[arg(long, value_name = "SRC:DST[:ro|:rw]", help_heading = "Files", value_parser = clap::value_parser!(OsString))]
+    pub(crate) mount: Vec<OsString>,
+    /// Directory the command starts in [default: the workspace, else an empty one]
+    #[arg(long = "directory", short = 'C', value_name = "DIR", help_heading = "Files")]
+    pub(crate) directory: Option<PathBuf>,
+    /// Set a variable, or pass the host's value on
+    #[arg(long, short = 'e', value_name = "NAME[=VALUE]", help_heading = "Files", value_parser = clap::value_parser!(OsString))]
+    pub(crate) env: Vec<OsString>,
+    /// Where stdin comes from: a file, `-` for ours, `null` for nowhere
+    #[arg(long, value_name = "FILE", default_value = "null", help_heading = "Files", value_parser = clap::value_parser!(OsString))]
+    pub(crate) stdin: OsString,
+
+    /// Wall-clock time [default: 10m]
+    #[arg(long, value_name = "TIME", value_parser = units::duration, help_heading = "Limits")]
+    pub(crate) time: Option<Duration>,
+    /// Share of the processors [default: 1]
+    #[arg(long, value_name = "N", help_heading = "Limits")]
+    pub(crate) cpus: Option<Cpus>,
+    /// Processor time of the whole tree [default: none]
+    #[arg(long, value_name = "TIME", value_parser = units::duration, help_heading = "Limits")]
+    pub(crate) cpu_time: Option<Duration>,
+    /// Memory of the whole tree, with the files it writes [default: 2GiB]
+    #[arg(long, value_name = "SIZE", help_heading = "Limits")]
+    pub(crate) memory: Option<Bytes>,
+    /// Processes and threads at one time [default: 256]
+    #[arg(long, value_name = "N", help_heading = "Limits")]
+    pub(crate) pids: Option<u32>,
+    /// Open descriptors of one process [default: 1024]
+    #[arg(long, value_name = "N", help_heading = "Limits")]
+    pub(crate) fds: Option<u32>,
+    /// What is written to the workspace and to scratch, together [default: 1GiB]
+    #[arg(long, value_name = "SIZE", help_heading = "Limits")]
+    pub(crate) disk: Option<Bytes>,
+    /// What is written to stdout and stderr, together [default: 64MiB]
+    #[arg(long, value_name = "SIZE", help_heading = "Limits")]
+    pub(crate) output: Option<Bytes>,
+    /// Size of one file [default: the disk limit]
+    #[arg(long, value_name = "SIZE", help_heading = "Limits")]
+    pub(crate) file_size: Option<Bytes>,
+
+    /// Refuse unless this wall is enforced by the kernel
+    #[arg(long, value_name = "WALL", help_heading = "Walls", value_parser = wall)]
+    pub(crate) require: Vec<Wall>,
+    /// Run without this wall if the machine cannot have it, and say so in the report
+    #[arg(long, value_name = "WALL", help_heading = "Walls", value_parser = wall)]
+    pub(crate) allow_missing: Vec<Wall>,
+
+    /// Name to find the run by
+    #[arg(long, value_name = "NAME", help_heading = "Records", value_parser = name)]
+    pub(crate) name: Option<String>,
+    /// Label to find the run by
+    #[arg(long, value_name = "KEY=VALUE", help_heading = "Records", value_parser = label)]
+    pub(crate) label: Vec<(String, String)>,
+
+    /// Print the plan and run nothing
+    #[arg(long, help_heading = "Output")]
+    pub(crate) explain: bool,
+    /// Print one JSON object on stdout instead of the command's output
+    #[arg(long, help_heading = "Output")]
+    pub(crate) json: bool,
+    /// Print nothing but the command's own output
+    #[arg(long, short = 'q', help_heading = "Output", conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+    /// Print where the time went
+    #[arg(long, short = 'v', action = ArgAction::SetTrue, help_heading = "Output")]
+    pub(crate) verbose: bool,
+
+    /// The command and its arguments
+    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) command: Vec<OsString>,
+}
+
+impl RunArgs {
+    /// The limits, each from its flag or its default.
+    pub(crate) fn limits(&self) -> Limits {
+        let default = Limits::default();
+        Limits {
+            time: self.time.unwrap_or(default.time),
+            cpus: self.cpus.unwrap_or(default.cpus),
+            cpu_time: self.cpu_time.or(default.cpu_time),
+            memory: self.memory.unwrap_or(default.memory),
+            pids: self.pids.unwrap_or(default.pids),
+            fds: self.fds.unwrap_or(default.fds),
+            disk: self.disk.unwrap_or(default.disk),
+            output: self.output.unwrap_or(default.output),
+            file_size: self.file_size.or(default.file_size),
+        }
+    }
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct LsArgs {
+    /// Only runs with this label
+    #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
+    pub(crate) label: Vec<(String, String)>,
+    /// At most so many
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 20)]
+    pub(crate) limit: usize,
+    /// Print a JSON array
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct LogsArgs {
+    /// Id, unique part of an id, or name
+    pub(crate) run: String,
+    /// Go on until the run is over
+    #[arg(long, short = 'f')]
+    pub(crate) follow: bool,
+    /// Only stdout
+    #[arg(long, conflicts_with = "stderr")]
+    pub(crate) stdout: bool,
+    /// Only stderr
+    #[arg(long)]
+    pub(crate) stderr: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ShowArgs {
+    /// Id, unique part of an id, or name
+    pub(crate) run: String,
+    /// Print the record as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct RmArgs {
+    /// Ids, unique parts of ids, or names
+    #[arg(required_unless_present = "all")]
+    pub(crate) run: Vec<String>,
+    /// Every run that is over
+    #[arg(long, requires = "yes")]
+    pub(crate) all: bool,
+    /// Really: with --all
+    #[arg(long)]
+    pub(crate) yes: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct StopArgs {
+    /// Id, unique part of an id, or name
+    pub(crate) run: String,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct DoctorArgs {
+    /// Print the findings as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ProbeArgs {
+    /// Which attempt
+    pub(crate) attempt: String,
+    /// What it needs to know
+    #[arg(allow_hyphen_values = true)]
+    pub(crate) args: Vec<OsString>,
+}
+
+fn wall(name: &str) -> Result<Wall, String> {
+    name.parse::<Wall>().map_err(|error| {
+        let names: Vec<&str> = Wall::ALL.iter().map(|wall| wall.name()).collect();
+        format!("{error}; the walls are {}", names.join(", "))
+    })
+}
+
+fn label(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("a label is written key=value".to_owned()),
+    }
+}
+
+fn name(text: &str) -> Result<String, String> {
+    let fine = |letter: char| letter.is_alphanumeric() || "._-".contains(letter);
+    if text.is_empty() || text.len() > 64 || !text.chars().all(fine) || text.starts_with('-') {
+        return Err("a name has 1 to 64 letters, digits, dots, dashes or underscores".to_owned());
+    }
+    Ok(text.to_owned())
+}

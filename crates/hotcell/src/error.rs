@@ -1,0 +1,163 @@
+//! Errors at the edge: the message, its causes, a hint that is a command, and an exit code.
+
+use std::error::Error;
+
+use hotcell_base::Outcome;
+use hotcell_cell::needs::CommandError;
+use hotcell_cell::{HostError, PlanError, RunError, Wall};
+use hotcell_gate::{GateError, HomeError, RecordError};
+
+/// Anything that ends a command of ours.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    Host(HostError),
+    Home(HomeError),
+    Plan(PlanError),
+    Gate(Box<GateError>),
+    Record(RecordError),
+    /// A wrong use that the parser could not see.
+    Usage { message: String, hint: String },
+    /// Something to be read or written at the edge.
+    Io { message: String, hint: Option<String>, source: std::io::Error },
+    /// A request that was understood and refused.
+    Refused { message: String, hint: String },
+}
+
+/// Where a failure happened: `run` has its own codes, because most codes are its command's.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum During {
+    Run,
+    Other,
+}
+
+impl Failure {
+    /// The message and every cause, each once.
+    pub(crate) fn chain(&self) -> Vec<String> {
+        let (message, mut source): (String, Option<&dyn Error>) = match self {
+            Failure::Host(error) => (error.to_string(), error.source()),
+            Failure::Home(error) => (error.to_string(), error.source()),
+            Failure::Plan(error) => (error.to_string(), error.source()),
+            Failure::Gate(error) => (error.to_string(), error.source()),
+            Failure::Record(error) => (error.to_string(), error.source()),
+            Failure::Usage { message, .. } | Failure::Refused { message, .. } => (message.clone(), None),
+            Failure::Io { message, source, .. } => (message.clone(), Some(source)),
+        };
+        let mut chain = vec![message];
+        while let Some(error) = source {
+            let text = error.to_string();
+            if chain.last() != Some(&text) {
+                chain.push(text);
+            }
+            source = error.source();
+        }
+        chain
+    }
+
+    /// What to try next.
+    pub(crate) fn hint(&self) -> Option<String> {
+        Some(match self {
+            Failure::Host(HostError::NoProc { .. }) => "mount it: mount -t proc proc /proc".to_owned(),
+            Failure::Host(HostError::NoCwd(_)) => "change to a directory that exists: cd ~".to_owned(),
+            Failure::Host(HostError::NoStaging(_)) => "make one of them: mkdir /tmp".to_owned(),
+            Failure::Home(HomeError::Make { .. }) => {
+                "choose a place that can be written: hotcell --home DIR …, or set HOTCELL_HOME".to_owned()
+            }
+            Failure::Home(_) => "choose another place: hotcell --home DIR …, or set HOTCELL_HOME".to_owned(),
+            Failure::Plan(error) => return plan_hint(error),
+            Failure::Gate(error) => match &**error {
+                GateError::Record(_) => "look at the space and the rights there: df -h and ls -ld on that path".to_owned(),
+                GateError::Run { source, .. } => return run_hint(source),
+            },
+            Failure::Record(RecordError::NotFound(_)) => "list the runs: hotcell ls".to_owned(),
+            Failure::Record(RecordError::Ambiguous { .. }) => "give more of the id: hotcell ls".to_owned(),
+            Failure::Record(RecordError::Damaged { path, .. }) => format!("look at it: less '{}'", path.display()),
+            Failure::Record(_) => "look at the rights there: ls -ld on that path".to_owned(),
+            Failure::Usage { hint, .. } | Failure::Refused { hint, .. } => hint.clone(),
+            Failure::Io { hint, .. } => return hint.clone(),
+        })
+    }
+
+    /// The exit code.
+    pub(crate) fn code(&self, during: During) -> u8 {
+        match (during, self) {
+            (During::Run, Failure::Plan(error)) => match outcome(error) {
+                Outcome::NotFound => 127,
+                Outcome::NotExecutable => 126,
+                _ => 125,
+            },
+            (During::Run, _) => 125,
+            (During::Other, Failure::Usage { .. }) => 2,
+            (During::Other, Failure::Refused { .. }) => 3,
+            (During::Other, Failure::Host(_)) => 4,
+            (During::Other, _) => 1,
+        }
+    }
+
+    /// The outcome to report for a run that did not happen.
+    pub(crate) fn outcome(&self) -> Outcome {
+        match self {
+            Failure::Plan(error) => outcome(error),
+            _ => Outcome::PlatformError,
+        }
+    }
+}
+
+fn outcome(error: &PlanError) -> Outcome {
+    match error {
+        PlanError::Command(CommandError::NotFound(_)) => Outcome::NotFound,
+        PlanError::Command(_) => Outcome::NotExecutable,
+        _ => Outcome::PlatformError,
+    }
+}
+
+fn plan_hint(error: &PlanError) -> Option<String> {
+    Some(match error {
+        PlanError::NoCommand => "give one after --: hotcell run -- echo hello".to_owned(),
+        PlanError::Command(CommandError::NotFound(name)) => {
+            let name = hotcell_base::text::shown(std::os::unix::ffi::OsStrExt::as_bytes(name.as_os_str()));
+            format!("look for it: command -v '{name}'; a file of your project is found with --workspace DIR")
+        }
+        PlanError::Command(CommandError::Directory(_)) => "give a program: hotcell run -- ls DIR".to_owned(),
+        PlanError::Command(CommandError::NotExecutable(path)) => format!("make it executable: chmod +x '{}'", path.display()),
+        PlanError::Limit(limit) => format!("give more: hotcell run --{} {} …", limit.limit, limit.least.replace(' ', "")),
+        PlanError::Path { .. } => "see what is there: ls -ld on that path".to_owned(),
+        PlanError::Unreadable { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+            "see what is there: ls -ld on the directory above it".to_owned()
+        }
+        PlanError::Unreadable { .. } => "see who may read it: ls -ld on that path".to_owned(),
+        PlanError::NulByte { .. } => "remove the NUL byte: no program can be given one".to_owned(),
+        PlanError::VariableName(_) => "write it NAME=VALUE: hotcell run -e LANG=C …".to_owned(),
+        PlanError::Wall { wall, .. } => wall_hint(*wall),
+    })
+}
+
+fn run_hint(error: &RunError) -> Option<String> {
+    Some(match error {
+        RunError::Wall { wall, .. } => wall_hint(*wall),
+        RunError::Cgroup(_) => wall_hint(Wall::Cgroup),
+        RunError::WorkingDirectory { .. } => "give one that exists inside: hotcell run -C /tmp …".to_owned(),
+        RunError::Platform { .. } => "see what this machine can do: hotcell doctor".to_owned(),
+    })
+}
+
+fn wall_hint(wall: Wall) -> String {
+    format!("see why and what would help: hotcell doctor; or, knowing what it costs: hotcell run --allow-missing {wall} …")
+}
+
+macro_rules! from {
+    ($($error:ty => $variant:expr),* $(,)?) => {
+        $(impl From<$error> for Failure {
+            fn from(error: $error) -> Failure {
+                $variant(error)
+            }
+        })*
+    };
+}
+
+from! {
+    HostError => Failure::Host,
+    HomeError => Failure::Home,
+    PlanError => Failure::Plan,
+    RecordError => Failure::Record,
+    GateError => |error| Failure::Gate(Box::new(error)),
+}

@@ -1,0 +1,257 @@
+//! `hotcell run`.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+use hotcell_base::text::shown;
+use hotcell_base::{Bytes, Outcome};
+use hotcell_cell::report::Timings;
+use hotcell_cell::{Cell, Host, Mode, MountRequest, Plan, Remote, RemoteEnd, Stdin, remote};
+use hotcell_gate::{Gate, GateError, Home, Record, Request};
+use hotcell_sys::signals::EndSignals;
+
+use crate::cli::RunArgs;
+use crate::error::{During, Failure};
+use crate::explain;
+use crate::screen;
+use crate::tee::Tee;
+
+/// Runs a command and gives the exit code to pass on.
+pub(crate) fn run(args: &RunArgs, home: Option<PathBuf>) -> u8 {
+    match try_run(args, home) {
+        Ok(code) => code,
+        Err(failure) => {
+            if args.json {
+                let printed = screen::data(&refusal(&failure));
+                if printed.is_err() {
+                    screen::note("error: stdout is closed; the result could not be printed");
+                }
+            }
+            crate::report(&failure);
+            failure.code(During::Run)
+        }
+    }
+}
+
+/// The JSON of a run that did not happen, or failed on our side.
+fn refusal(failure: &Failure) -> String {
+    let record = match failure {
+        Failure::Gate(error) => match &**error {
+            GateError::Run { record, .. } => serde_json::to_value(&**record).ok(),
+            GateError::Record(_) => None,
+        },
+        _ => None,
+    };
+    let mut object = record.unwrap_or_else(|| {
+        serde_json::json!({ "run_id": null, "outcome": failure.outcome().name(), "exit_code": null, "signal": null })
+    });
+    object["error"] = failure.chain().join(": ").into();
+    object["hint"] = failure.hint().into();
+    format!("{object:#}\n")
+}
+
+fn try_run(args: &RunArgs, home: Option<PathBuf>) -> Result<u8, Failure> {
+    let host = Host::probe(std::env::vars_os())?;
+    let home_path = crate::home_path(home, &host);
+    let plan = plan(args, &host, &home_path)?;
+    if args.explain {
+        let text = if args.json { explain::json(&plan) } else { explain::text(&plan, args) };
+        screen::data(&text).map_err(closed)?;
+        return Ok(0);
+    }
+    let stdin = stdin(&args.stdin)?;
+    let home = Home::open(&home_path)?;
+    for run in hotcell_gate::live::sweep(&home) {
+        screen::note(&format!("hotcell: {run} was cut short by a crash; its outcome is unknown"));
+    }
+    let (remote, remote_end) = remote().map_err(|source| Failure::Io {
+        message: "cannot make a pipe".to_owned(),
+        hint: Some("see how many files are open: ulimit -n".to_owned()),
+        source,
+    })?;
+    listen_for_signals(remote)?;
+    let (record, timings) = pass_the_gate(args, &home, &plan, stdin, &remote_end)?;
+    if args.json {
+        let text = serde_json::to_string_pretty(&record).expect("a record is plain data");
+        screen::data(&format!("{text}\n")).map_err(closed)?;
+    } else if !args.quiet {
+        screen::note(&ending(&record));
+    }
+    if args.verbose {
+        screen::note(&timing(&timings));
+    }
+    Ok(record.exit_status())
+}
+
+fn pass_the_gate(
+    args: &RunArgs,
+    home: &Home,
+    plan: &Plan,
+    stdin: Stdin,
+    remote: &RemoteEnd,
+) -> Result<(Record, Timings), Failure> {
+    let mut tee = Tee::new(!args.json);
+    if !args.quiet && !args.json {
+        let walls: Vec<&str> = plan.walls().keys().filter(|wall| plan.asks_for(**wall)).map(|wall| wall.name()).collect();
+        let walls = walls.join(" ");
+        tee.on_start = Some(Box::new(move |record| {
+            screen::note(&format!("started  {}  walls: {walls}", record.run_id));
+        }));
+    }
+    let request = Request { stdin, name: args.name.clone(), labels: args.label.iter().cloned().collect() };
+    let ran = Gate::of(home).run(plan, request, &mut tee, Some(remote));
+    tee.finish();
+    let (record, report) = ran?;
+    Ok((record, report.timings))
+}
+
+fn plan(args: &RunArgs, host: &Host, home: &std::path::Path) -> Result<Plan, Failure> {
+    let mut builder = Cell::builder().command(args.command.iter().cloned()).limits(args.limits()).hide(home);
+    if let Some(workspace) = &args.workspace {
+        builder = builder.workspace(workspace, args.mode.map_or(Mode::Cow, Mode::from));
+    }
+    if let Some(directory) = &args.directory {
+        builder = builder.current_dir(directory);
+    }
+    for mount in &args.mount {
+        builder = builder.mount(mount_request(mount)?);
+    }
+    for variable in &args.env {
+        let (name, value) = match split_at(variable, b'=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (variable.clone(), None),
+        };
+        builder = builder.env(name, value);
+    }
+    builder = args.require.iter().fold(builder, |builder, wall| builder.require(*wall));
+    builder = args.allow_missing.iter().fold(builder, |builder, wall| builder.allow_missing(*wall));
+    Ok(builder.plan(host)?)
+}
+
+/// `SRC:DST`, `SRC:DST:ro` or `SRC:DST:rw`.
+fn mount_request(text: &OsStr) -> Result<MountRequest, Failure> {
+    let bytes = text.as_bytes();
+    let (bytes, writable) = match (bytes.strip_suffix(b":rw"), bytes.strip_suffix(b":ro")) {
+        (Some(rest), _) => (rest, true),
+        (_, Some(rest)) => (rest, false),
+        _ => (bytes, false),
+    };
+    // The last colon: a source may have one in its name, a target inside need not.
+    let at = bytes.iter().rposition(|byte| *byte == b':').filter(|at| *at > 0 && at + 1 < bytes.len());
+    let Some(at) = at else {
+        return Err(Failure::Usage {
+            message: format!("`{}` is not a mount", shown(text.as_bytes())),
+            hint: "write SRC:DST, SRC:DST:ro or SRC:DST:rw: hotcell run --mount ~/data:/data …".to_owned(),
+        });
+    };
+    let path = |bytes: &[u8]| PathBuf::from(OsString::from_vec(bytes.to_vec()));
+    Ok(MountRequest { source: path(&bytes[..at]), target: path(&bytes[at + 1..]), writable })
+}
+
+fn split_at(text: &OsStr, byte: u8) -> Option<(OsString, OsString)> {
+    let at = text.as_bytes().iter().position(|one| *one == byte)?;
+    let (left, right) = text.as_bytes().split_at(at);
+    Some((OsString::from_vec(left.to_vec()), OsString::from_vec(right[1..].to_vec())))
+}
+
+fn stdin(source: &OsStr) -> Result<Stdin, Failure> {
+    match source.to_str() {
+        Some("null") => Ok(Stdin::Null),
+        Some("-") => {
+            let ours = std::io::stdin().as_fd().try_clone_to_owned();
+            ours.map(Stdin::From).map_err(|source| unreadable_input("-", source))
+        }
+        _ => {
+            let name = shown(source.as_bytes());
+            let opened = File::open(source).and_then(|file| match file.metadata()? {
+                data if data.is_dir() => Err(std::io::Error::from_raw_os_error(libc_eisdir())),
+                _ => Ok(file),
+            });
+            let file = opened.map_err(|error| unreadable_input(&name, error))?;
+            Ok(Stdin::From(OwnedFd::from(file)))
+        }
+    }
+}
+
+fn libc_eisdir() -> i32 {
+    rustix::io::Errno::ISDIR.raw_os_error()
+}
+
+fn unreadable_input(name: &str, source: std::io::Error) -> Failure {
+    Failure::Io {
+        message: format!("cannot read stdin from `{name}`"),
+        hint: Some("give a file that can be read, - or null: hotcell run --stdin FILE …".to_owned()),
+        source,
+    }
+}
+
+fn closed(source: std::io::Error) -> Failure {
+    Failure::Io { message: "stdout is closed; the result could not be printed".to_owned(), hint: None, source }
+}
+
+/// Passes Ctrl-C and its like on to the run.
+fn listen_for_signals(remote: Remote) -> Result<(), Failure> {
+    let mut signals = EndSignals::listen().map_err(|source| Failure::Io {
+        message: "cannot listen for signals".to_owned(),
+        hint: None,
+        source,
+    })?;
+    std::thread::spawn(move || {
+        while let Ok(signal) = signals.wait() {
+            remote.signal(signal);
+        }
+    });
+    Ok(())
+}
+
+/// One line on how a run ended.
+pub(crate) fn ending(record: &Record) -> String {
+    let how = match (record.outcome, record.exit_code, record.signal) {
+        (Some(Outcome::Exited), Some(code), _) => format!("exit {code}"),
+        (Some(Outcome::Signaled), _, Some(signal)) => format!("signal {signal}"),
+        (Some(outcome), ..) => match &record.limit {
+            Some(limit) => format!("{outcome} ({limit} limit)"),
+            None => outcome.to_string(),
+        },
+        (None, ..) => "running".to_owned(),
+    };
+    let mut text = format!(
+        "ended    {}  {how}, wall {}, cpu {}, memory peak {}",
+        record.run_id,
+        crate::show_ms(record.wall_ms),
+        crate::show_ms(record.cpu_ms),
+        Bytes(record.memory_peak_bytes),
+    );
+    if let Some(error) = &record.error {
+        text.push_str(&format!("\n         {error}"));
+    }
+    if record.stdout_truncated || record.stderr_truncated {
+        let total = Bytes(record.stdout_bytes + record.stderr_bytes);
+        text.push_str(&format!("\n         output truncated: {total} came in all"));
+    }
+    if let Some(workspace) = record.workspace.as_ref().filter(|workspace| workspace.mode == "cow") {
+        let n = workspace.changed.len();
+        let more = if workspace.changed_truncated { " or more" } else { "" };
+        text.push_str(&format!("\n         {n}{more} changed in the workspace's copy; the host's files are as they were"));
+    }
+    let weak = record.weak_walls();
+    if !weak.is_empty() {
+        let weak: Vec<String> = weak.iter().map(|(wall, standing)| format!("{wall} {standing}")).collect();
+        text.push_str(&format!("\n         not proven: {}", weak.join(", ")));
+    }
+    text
+}
+
+fn timing(timings: &Timings) -> String {
+    let ms = |time: std::time::Duration| crate::show_ms(time.as_secs_f64() * 1e3);
+    format!(
+        "times    prepare {}, walls {}, run {}, collect {}",
+        ms(timings.prepare),
+        ms(timings.walls),
+        ms(timings.run),
+        ms(timings.collect)
+    )
+}

@@ -1,0 +1,228 @@
+//! `ls`, `logs`, `show`, `rm`, `stop`: what is known of runs.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::time::{Duration, Instant};
+
+use hotcell_base::Bytes;
+use hotcell_base::text::shown;
+use hotcell_gate::live::LiveCell;
+use hotcell_gate::{Home, Record, Runs};
+use rustix::process::{Pid, PidfdFlags, Signal};
+
+use crate::cli::{LogsArgs, LsArgs, RmArgs, ShowArgs, StopArgs};
+use crate::error::Failure;
+use crate::screen;
+
+fn print(text: &str) -> Result<(), Failure> {
+    screen::data(text).map_err(|source| Failure::Io { message: "cannot write to stdout".to_owned(), hint: None, source })
+}
+
+fn is_running(home: &Home, record: &Record) -> bool {
+    record.outcome.is_none() && LiveCell::find(home, &record.run_id).is_some_and(|cell| cell.supervisor.is_alive())
+}
+
+fn state(home: &Home, record: &Record) -> String {
+    match record.outcome {
+        Some(outcome) => outcome.to_string(),
+        None if is_running(home, record) => "running".to_owned(),
+        None => "unknown".to_owned(),
+    }
+}
+
+pub(crate) fn ls(home: &Home, args: &LsArgs) -> Result<(), Failure> {
+    let wanted = |record: &Record| args.label.iter().all(|(key, value)| record.labels.get(key) == Some(value));
+    let runs: Vec<Record> = Runs::of(home).list()?.into_iter().filter(wanted).take(args.limit).collect();
+    if args.json {
+        return print(&format!("{}\n", serde_json::to_string_pretty(&runs).expect("records are plain data")));
+    }
+    if runs.is_empty() {
+        screen::note("no runs yet; start one: hotcell run -- echo hello");
+        return Ok(());
+    }
+    let mut rows = vec![["RUN", "NAME", "OUTCOME", "EXIT", "WALL", "MEMORY", "COMMAND"].map(str::to_owned).to_vec()];
+    for record in &runs {
+        let over = record.outcome.is_some();
+        let blank = |text: String| if over { text } else { String::new() };
+        rows.push(vec![
+            record.run_id.to_string(),
+            record.name.clone().unwrap_or_default(),
+            state(home, record),
+            blank(record.exit_status().to_string()),
+            blank(crate::show_ms(record.wall_ms)),
+            blank(Bytes(record.memory_peak_bytes).to_string()),
+            short(&record.command.join(" "), 60),
+        ]);
+    }
+    print(&screen::table(&rows))
+}
+
+fn short(text: &str, len: usize) -> String {
+    if text.chars().count() <= len { text.to_owned() } else { text.chars().take(len - 1).chain(['…']).collect() }
+}
+
+pub(crate) fn show(home: &Home, args: &ShowArgs) -> Result<(), Failure> {
+    let record = Runs::of(home).find(&args.run)?;
+    if args.json {
+        return print(&format!("{}\n", serde_json::to_string_pretty(&record).expect("a record is plain data")));
+    }
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    let mut row = |name: &str, value: String| rows.push(vec![name.to_owned(), value]);
+    row("run", record.run_id.to_string());
+    if let Some(name) = &record.name {
+        row("name", name.clone());
+    }
+    for (key, value) in &record.labels {
+        row("label", format!("{}={}", shown(key), shown(value)));
+    }
+    row("command", record.command.join(" "));
+    row("outcome", state(home, &record));
+    row("exit status", record.exit_status().to_string());
+    if let Some(signal) = record.signal {
+        row("signal", signal.to_string());
+    }
+    if let Some(limit) = &record.limit {
+        row("limit", limit.clone());
+    }
+    if let Some(error) = &record.error {
+        row("error", error.clone());
+    }
+    row("started", record.started_at.to_string());
+    if let Some(ended_at) = record.ended_at {
+        row("ended", ended_at.to_string());
+    }
+    row("wall", crate::show_ms(record.wall_ms));
+    row("cpu", crate::show_ms(record.cpu_ms));
+    row("memory peak", Bytes(record.memory_peak_bytes).to_string());
+    row("pids peak", record.pids_peak.to_string());
+    row("disk peak", Bytes(record.disk_peak_bytes).to_string());
+    row("storage", format!("{} read, {} written", Bytes(record.io_read_bytes), Bytes(record.io_write_bytes)));
+    for (name, bytes, truncated, sha256) in [
+        ("stdout", record.stdout_bytes, record.stdout_truncated, &record.stdout_sha256),
+        ("stderr", record.stderr_bytes, record.stderr_truncated, &record.stderr_sha256),
+    ] {
+        let cut = if truncated { ", truncated" } else { "" };
+        row(name, format!("{}{cut}, sha256 {sha256}", Bytes(bytes)));
+    }
+    if let Some(isolation) = &record.isolation {
+        row("tier", format!("{}, as user {} outside", isolation.tier, isolation.id_outside));
+        for standing in ["proven", "watched", "missing"] {
+            let names = isolation.walls.iter().filter(|(_, found)| *found == standing).map(|(name, _)| name.as_str());
+            let names: Vec<&str> = names.collect();
+            if !names.is_empty() {
+                row(standing, names.join(" "));
+            }
+        }
+    }
+    if let Some(workspace) = &record.workspace {
+        row("workspace", format!("{} ({})", workspace.path, workspace.mode));
+        for change in &workspace.changed {
+            row("", format!("{:<12} {}", change.kind, change.path));
+        }
+        if workspace.changed_truncated {
+            row("", "… and more".to_owned());
+        }
+    }
+    row("artifacts", record.artifacts.display().to_string());
+    print(&screen::table(&rows))
+}
+
+/// How often a followed log is looked at.
+const FOLLOW_EVERY: Duration = Duration::from_millis(100);
+
+pub(crate) fn logs(home: &Home, args: &LogsArgs) -> Result<(), Failure> {
+    let runs = Runs::of(home);
+    let record = runs.find(&args.run)?;
+    let directory = runs.directory(&record.run_id);
+    let open = |name: &str, wanted: bool| -> Result<Option<File>, Failure> {
+        if !wanted {
+            return Ok(None);
+        }
+        let path = directory.join(name);
+        File::open(&path).map(Some).map_err(|source| Failure::Io {
+            message: format!("cannot read `{}`", path.display()),
+            hint: Some(format!("see what is there: ls -l '{}'", directory.display())),
+            source,
+        })
+    };
+    let mut stdout = open("stdout.log", !args.stderr)?;
+    let mut stderr = open("stderr.log", !args.stdout)?;
+    loop {
+        // Asked before copying: what was written before the end is copied after it.
+        let running = args.follow && LiveCell::find(home, &record.run_id).is_some_and(|cell| cell.supervisor.is_alive());
+        copy(stdout.as_mut(), &mut io::stdout())?;
+        copy(stderr.as_mut(), &mut io::stderr())?;
+        if !running {
+            return Ok(());
+        }
+        std::thread::sleep(FOLLOW_EVERY);
+    }
+}
+
+fn copy(from: Option<&mut File>, to: &mut dyn Write) -> Result<(), Failure> {
+    let Some(from) = from else { return Ok(()) };
+    let failed = |source| Failure::Io { message: "cannot copy the log".to_owned(), hint: None, source };
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        let n = from.read(&mut buffer).map_err(failed)?;
+        if n == 0 {
+            return to.flush().map_err(failed);
+        }
+        to.write_all(&buffer[..n]).map_err(failed)?;
+    }
+}
+
+pub(crate) fn rm(home: &Home, args: &RmArgs) -> Result<(), Failure> {
+    let runs = Runs::of(home);
+    // All are found before any is removed: a mistyped name removes nothing.
+    let records: Vec<Record> = if args.all {
+        runs.list()?.into_iter().filter(|record| !is_running(home, record)).collect()
+    } else {
+        args.run.iter().map(|name| runs.find(name)).collect::<Result<_, _>>()?
+    };
+    if let Some(record) = records.iter().find(|record| is_running(home, record)) {
+        return Err(Failure::Refused {
+            message: format!("{} is running", record.run_id),
+            hint: format!("end it first: hotcell stop {}", record.run_id),
+        });
+    }
+    for record in &records {
+        runs.remove(&record.run_id)?;
+        screen::note(&format!("removed {}", record.run_id));
+    }
+    Ok(())
+}
+
+/// How long a run may take to end after it was asked to.
+const STOP_WAIT: Duration = Duration::from_secs(10);
+
+pub(crate) fn stop(home: &Home, args: &StopArgs) -> Result<(), Failure> {
+    let record = Runs::of(home).find(&args.run)?;
+    let not_running = || Failure::Refused {
+        message: format!("{} is not running", record.run_id),
+        hint: format!("see how it ended: hotcell show {}", record.run_id),
+    };
+    let cell = LiveCell::find(home, &record.run_id).ok_or_else(not_running)?;
+    let failed = |source: io::Error| Failure::Io {
+        message: format!("cannot stop {}", record.run_id),
+        hint: Some("see who runs it: ps -fp on its pid".to_owned()),
+        source,
+    };
+    let pid = i32::try_from(cell.supervisor.pid).ok().and_then(Pid::from_raw).ok_or_else(not_running)?;
+    // The descriptor first, the identity second: after both, it cannot be another process.
+    let Ok(pidfd) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else { return Err(not_running()) };
+    if !cell.supervisor.is_alive() {
+        return Err(not_running());
+    }
+    rustix::process::pidfd_send_signal(&pidfd, Signal::TERM).map_err(|errno| failed(errno.into()))?;
+    let give_up = Instant::now() + STOP_WAIT;
+    while LiveCell::find(home, &record.run_id).is_some() && cell.supervisor.is_alive() {
+        if Instant::now() > give_up {
+            return Err(failed(io::Error::other("it did not end in time")));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let ended = Runs::of(home).find(record.run_id.as_str())?;
+    screen::note(&format!("stopped {} ({})", ended.run_id, state(home, &ended)));
+    Ok(())
+}

@@ -1,0 +1,34 @@
+//! The two streams of our own, written through one place that survives a closed one.
+
+use std::io::{self, Write};
+
+/// Writes data to stdout; says whether it arrived.
+pub(crate) fn data(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()
+}
+
+/// Writes a note to stderr. Nobody listening is no reason to stop.
+pub(crate) fn note(text: &str) {
+    let _nobody_listens = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// Columns, each as wide as its widest cell, the last one ragged.
+pub(crate) fn table(rows: &[Vec<String>]) -> String {
+    let n_columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
+    let widths: Vec<usize> = (0..n_columns).map(|column| width(column).unwrap_or(0)).collect();
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            let padding = width.saturating_sub(cell.chars().count());
+            line.push_str(cell);
+            line.push_str(&" ".repeat(padding + 2));
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
