@@ -135,7 +135,8 @@ pub struct Group {
     enter: Vec<PathBuf>,
     /// The unified directory the cell is cloned into.
     clone_into: Option<PathBuf>,
-    memory_v1: bool,
+    /// The v1 cpu group; none on v2, where one directory has all controllers.
+    cpu_v1: Option<PathBuf>,
 }
 
 /// What the kernel counts about a group right now.
@@ -182,9 +183,9 @@ impl Group {
         write(&cpu, "cpu.cfs_quota_us", quota_us(limits))?;
         // The unified tree beside them adds one kill for all and the processor time, without any controller.
         let clone_into = layout.unified.as_ref().and_then(|parent| made.directory(parent.join(name)).ok());
-        let mut enter = vec![memory.clone(), pids.clone(), cpu];
+        let mut enter = vec![memory.clone(), pids.clone(), cpu.clone()];
         enter.dedup();
-        Ok(Group { directories: made.0.clone(), enter, clone_into, memory_v1: true, memory, pids })
+        Ok(Group { directories: made.0.clone(), enter, clone_into, cpu_v1: Some(cpu), memory, pids })
     }
 
     fn create_v2(layout: &Layout, name: &str, limits: &Limits, made: &mut Made) -> Result<Group, NoGroup> {
@@ -222,7 +223,7 @@ impl Group {
             directories: made.0.clone(),
             enter: Vec::new(),
             clone_into: Some(directory),
-            memory_v1: false,
+            cpu_v1: None,
         })
     }
 
@@ -252,7 +253,7 @@ impl Group {
     /// What the kernel has counted so far.
     pub fn sample(&self) -> Sample {
         let cpu_stat = self.clone_into().map(|directory| read(directory, "cpu.stat")).unwrap_or_default();
-        let (events, peak) = if self.memory_v1 {
+        let (events, peak) = if self.cpu_v1.is_some() {
             (read(&self.memory, "memory.oom_control"), read(&self.memory, "memory.max_usage_in_bytes"))
         } else {
             (read(&self.memory, "memory.events"), read(&self.memory, "memory.peak"))
@@ -268,6 +269,12 @@ impl Group {
 
     /// Kills every process of the group at once, where the kernel can.
     pub fn kill(&self) {
+        // A throttled process dies only when it is its turn to run again: let it.
+        let (path, value) = match &self.cpu_v1 {
+            Some(cpu) => (cpu.join("cpu.cfs_quota_us"), "-1"),
+            None => (self.memory.join("cpu.max"), "max"),
+        };
+        let _dies_later = fs::write(path, value);
         if let Some(directory) = self.clone_into() {
             // Kernels before 5.14 have no such file; the pid namespace's init is killed as well.
             let _killed_otherwise = fs::write(directory.join("cgroup.kill"), "1");

@@ -3,7 +3,7 @@
 //! ```text
 //! spawner   open the cgroup the cell is born into
 //! init      enter v1 cgroups → private mounts → open every source → new root → scratch → entries of
-//!           the view → pivot → drop id, groups, capabilities → limits → no new privileges → Landlock
+//!           the view → pivot → drop id, groups, capabilities → no new privileges → Landlock → limits
 //!           → syscall filter; after each wall, a call that must fail if the wall stands
 //! payload   own session → stdin, stdout, stderr → no other descriptor → working directory → execve
 //! orphaned  remove the cgroup
@@ -112,9 +112,10 @@ pub(crate) fn program(plan: &Plan, making: &Making<'_>) -> Program<Label> {
     out.names();
     out.prove_namespaces();
     out.drop_privilege();
-    out.rlimits();
     out.no_new_privs();
     out.landlock();
+    // After Landlock, which opens more descriptors than the command may have.
+    out.rlimits();
     out.seccomp();
     out.stage = Stage::Payload;
     out.payload();
@@ -658,6 +659,9 @@ impl Writer<'_> {
             let args = [libc::PR_SET_SECUREBITS.into(), 0xefu64.into()];
             self.call("lock the secure bits", libc::SYS_prctl, &args, Expect::Ok);
         }
+        if !self.plan.asks_for(Wall::Caps) {
+            self.keep_capabilities();
+        }
         if self.plan.identity == Identity::Fresh {
             if self.plan.asks_for(Wall::Groups) {
                 self.wall = Wall::Groups;
@@ -708,6 +712,27 @@ impl Writer<'_> {
         }
     }
 
+    /// For a control, where the wall is left out: an ordinary user's exec would drop them by itself.
+    fn keep_capabilities(&mut self) {
+        self.wall = Wall::Caps;
+        let last_cap = self.plan.host.last_cap;
+        let header = self.program.words(&[CAPABILITY_VERSION_3]);
+        let found = self.program.room(24);
+        self.call("read the capabilities", libc::SYS_capget, &[header.into(), found.into()], Expect::Ok);
+        let all = (1u64 << (last_cap + 1)) - 1;
+        // Two rows of effective, permitted, inheritable; capabilities root does not have stay away.
+        let (low, high) = (all & 0xffff_ffff, all >> 32);
+        let rows = [low | low << 32, low | high << 32, high | high << 32];
+        let wanted = self.program.words(&rows);
+        let missing = Expect::OkOr(&[EPERM]);
+        self.call("make them inheritable", libc::SYS_capset, &[header.into(), wanted.into()], missing);
+        for cap in 0..=last_cap {
+            let raise = libc::PR_CAP_AMBIENT_RAISE;
+            let args = [libc::PR_CAP_AMBIENT.into(), raise.into(), u64::from(cap).into(), 0.into(), 0.into()];
+            self.call("keep a capability", libc::SYS_prctl, &args, missing);
+        }
+    }
+
     fn rlimits(&mut self) {
         self.wall = Wall::Rlimits;
         if !self.plan.asks_for(Wall::Rlimits) {
@@ -718,9 +743,10 @@ impl Writer<'_> {
         for (resource, name, value) in [
             (libc::RLIMIT_NOFILE, "descriptors", u64::from(limits.fds)),
             // Counted for each user, and no process but this cell's has its id in its namespace. One more for
-            // init; and where the count is only watched, one more by which it is seen to be exceeded.
-            (libc::RLIMIT_NPROC, "processes", u64::from(limits.pids) + if self.making.group.is_some() { 1 } else { 2 }),
-            (libc::RLIMIT_FSIZE, "file size", limits.file_size().0),
+            // init, and one more so that the cgroup's limit or the watch is met first and tells.
+            (libc::RLIMIT_NPROC, "processes", u64::from(limits.pids) + 2),
+            // By default one block more than the disk limit, which is then met first and tells.
+            (libc::RLIMIT_FSIZE, "file size", limits.file_size.map_or(limits.disk.0 + PAGE, |size| size.0)),
             (libc::RLIMIT_CPU, "cpu time", cpu_s),
             // One, not zero: at zero the kernel still starts a core handler of the host.
             (libc::RLIMIT_CORE, "core size", 1),
@@ -853,11 +879,6 @@ impl Writer<'_> {
     fn payload(&mut self) {
         self.wall = Wall::Tty;
         self.call("own session", libc::SYS_setsid, &[], Expect::Ok);
-        if self.plan.asks_for(Wall::Root) {
-            let tty = self.text("/dev/tty");
-            let args = [AT_FDCWD.into(), tty.into(), libc::O_RDWR.into()];
-            self.call("proof: no terminal", libc::SYS_openat, &args, Expect::Fails(&[ENOENT, ENXIO, EACCES]));
-        }
         self.wall = Wall::Fds;
         for (to, from, name) in [(0, STDIN_FD, "stdin"), (1, STDOUT_FD, "stdout"), (2, STDERR_FD, "stderr")] {
             let args = [from.into(), to.into(), 0.into()];
@@ -874,6 +895,10 @@ impl Writer<'_> {
         self.call("proof: no other descriptor", libc::SYS_fcntl, &get_flags(3), Expect::Fails(&[EBADF]));
         self.call("proof: none above", libc::SYS_fcntl, &get_flags(kept + 1), Expect::Fails(&[EBADF]));
         self.call("proof: ours closes", libc::SYS_fcntl, &get_flags(kept), Expect::Is(close_on_exec));
+        self.wall = Wall::Tty;
+        let tty = self.text("/dev/tty");
+        let args = [AT_FDCWD.into(), tty.into(), libc::O_RDWR.into()];
+        self.call("proof: no terminal", libc::SYS_openat, &args, Expect::Fails(&[ENOENT, ENXIO, EACCES]));
         self.wall = Wall::Root;
         let cwd = self.text(self.plan.cwd.as_os_str().as_bytes());
         self.call("enter the working directory", libc::SYS_chdir, &[cwd.into()], Expect::Ok);

@@ -25,7 +25,7 @@ pub struct Limits {
     pub disk: Bytes,
     /// What is written to stdout and stderr, together.
     pub output: Bytes,
-    /// The size of one file; none means the disk limit.
+    /// The size of one file; none leaves it to the disk limit.
     pub file_size: Option<Bytes>,
 }
 
@@ -80,11 +80,6 @@ impl Limits {
         Ok(())
     }
 
-    /// The size one file may reach.
-    pub fn file_size(&self) -> Bytes {
-        self.file_size.unwrap_or(self.disk)
-    }
-
     /// How many files and directories the disk limit allows: one for each 4 KiB, within reason.
     pub fn inodes(&self) -> u64 {
         (self.disk.0 / 4096).clamp(256, 1 << 20)
@@ -101,7 +96,7 @@ impl Limits {
             ("fds", self.fds.to_string()),
             ("disk", format!("{}, {} files", self.disk, self.inodes())),
             ("output", self.output.to_string()),
-            ("file-size", self.file_size().to_string()),
+            ("file-size", self.file_size.unwrap_or(self.disk).to_string()),
         ]
     }
 }
@@ -122,4 +117,6 @@ pub enum Limit {
     Disk,
     /// Output.
     Output,
+    /// The size of one file.
+    FileSize,
 }

@@ -278,15 +278,17 @@ impl Builder {
         }
         let needs = search.finish();
 
+        let in_place = workspace.iter().filter(|workspace| workspace.mode == Mode::Rw).map(|workspace| &workspace.path);
+        let mounted = mounts.iter().filter(|mount| mount.writable).map(|mount| &mount.source);
+        let writable: Vec<PathBuf> = in_place.chain(mounted).cloned().collect();
         let home = home(host);
         let identity =
             if host.privileged { Identity::Fresh } else { Identity::Own { uid: host.uid, gid: host.gid } };
-        let walls = self.walls(host, workspace.as_ref())?;
+        let walls = self.walls(host, !writable.is_empty())?;
         let grants: Vec<Grant> = needs.grants.into_iter().collect();
         let entries = view::view(&view::Parts {
             host,
             home: &home,
-            cwd: &cwd,
             grants: &grants,
             workspace: workspace.as_ref(),
             mounts: &mounts,
@@ -303,6 +305,7 @@ impl Builder {
             identity,
             view: entries,
             workspace,
+            writable,
             limits: self.limits.clone(),
             walls,
             require: self.require.clone(),
@@ -353,7 +356,7 @@ impl Builder {
         Ok(cwd)
     }
 
-    fn walls(&self, host: &Host, workspace: Option<&Workspace>) -> Result<BTreeMap<Wall, Standing>, PlanError> {
+    fn walls(&self, host: &Host, writes_in_place: bool) -> Result<BTreeMap<Wall, Standing>, PlanError> {
         let mut walls = BTreeMap::new();
         for wall in Wall::ALL {
             if self.omit.contains(&wall) {
@@ -366,11 +369,11 @@ impl Builder {
                 (Wall::Groups, Some(_)) if !self.require.contains(&wall) => Standing::Missing,
                 (_, Some(_)) if self.allow_missing.contains(&wall) => Standing::Missing,
                 (_, Some(why)) => return Err(PlanError::Wall { wall, why }),
-                (Wall::Disk, None) if workspace.is_some_and(|one| one.mode == Mode::Rw) => Standing::Watched,
+                (Wall::Disk, None) if writes_in_place => Standing::Watched,
                 (_, None) => Standing::Proven,
             };
             if standing == Standing::Watched && self.require.contains(&wall) {
-                let why = "a writable workspace is the host's own disk, where use can only be watched".to_owned();
+                let why = "a writable workspace or mount is the host's own disk, where use can only be watched".to_owned();
                 return Err(PlanError::Wall { wall, why });
             }
             walls.insert(wall, standing);
@@ -475,6 +478,8 @@ pub struct Plan {
     pub(crate) identity: Identity,
     pub(crate) view: Vec<Entry>,
     pub(crate) workspace: Option<Workspace>,
+    /// Directories and files of the host that the cell writes in place.
+    pub(crate) writable: Vec<PathBuf>,
     pub(crate) limits: Limits,
     pub(crate) walls: BTreeMap<Wall, Standing>,
     pub(crate) require: BTreeSet<Wall>,

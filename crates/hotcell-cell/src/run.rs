@@ -164,7 +164,7 @@ const KILL_NOW: u8 = 0;
 pub const GRACE: Duration = Duration::from_secs(2);
 /// How often counters are read.
 const TICK: Duration = Duration::from_millis(20);
-/// The share of time that adding up a writable workspace may take.
+/// Adding up what is written in place may take one part in so many of the time.
 const SCAN_SHARE: u32 = 20;
 
 impl Plan {
@@ -471,9 +471,19 @@ struct Peaks {
     memory: u64,
     pids: u64,
     disk: u64,
+    cpu: Duration,
 }
 
-/// Adds up a writable workspace now and then, never taking more than its share of time.
+impl Peaks {
+    fn add(&mut self, look: Option<watch::Look>) {
+        if let Some(look) = look {
+            self.pids = self.pids.max(look.n_tasks);
+            self.cpu = self.cpu.max(look.cpu);
+        }
+    }
+}
+
+/// Adds up what is written in place now and then, never taking more than its share of time.
 struct DiskScan {
     before: Option<DiskUse>,
     now: DiskUse,
@@ -482,17 +492,17 @@ struct DiskScan {
 
 impl DiskScan {
     fn new(plan: &Plan) -> DiskScan {
-        let writable = plan.workspace.as_ref().filter(|workspace| workspace.mode == Mode::Rw && plan.asks_for(Wall::Disk));
-        let before = writable.map(|workspace| watch::disk_use(&workspace.path));
+        let watched = !plan.writable.is_empty() && plan.asks_for(Wall::Disk);
+        let before = watched.then(|| watch::disk_use(&plan.writable));
         DiskScan { before, now: before.unwrap_or_default(), next: Instant::now() }
     }
 
     /// Bytes and files more than before the run.
     fn growth(&mut self, plan: &Plan) -> DiskUse {
-        let (Some(before), Some(workspace)) = (self.before, &plan.workspace) else { return DiskUse::default() };
+        let Some(before) = self.before else { return DiskUse::default() };
         let now = Instant::now();
         if now >= self.next {
-            self.now = watch::disk_use(&workspace.path);
+            self.now = watch::disk_use(&plan.writable);
             self.next = Instant::now() + now.elapsed() * SCAN_SHARE;
         }
         DiskUse {
@@ -650,8 +660,10 @@ impl Supervisor<'_> {
             self.ending = Some((outcome, limit));
             self.grace_until = None;
         }
-        if let Some(group) = self.group {
-            group.kill();
+        match self.group {
+            Some(group) => group.kill(),
+            // What the killed used is not added to anybody's count: look before they are gone.
+            None => self.peaks.add(self.proc.as_ref().map(|proc| watch::look(proc.as_fd()))),
         }
         // Gone already is as good as killed; either way the spawner tells.
         let _gone = rustix::process::pidfd_send_signal(&self.init, Signal::KILL);
@@ -723,7 +735,7 @@ impl Supervisor<'_> {
             memory = watch::memory_exactly(proc.as_fd(), files);
         }
         self.peaks.memory = self.peaks.memory.max(memory);
-        self.peaks.pids = self.peaks.pids.max(look.n_tasks);
+        self.peaks.add(Some(look));
         if memory > limits.memory.0 {
             return self.end(Outcome::Oom, Some(Limit::Memory));
         }
@@ -795,7 +807,7 @@ impl Supervisor<'_> {
             limit,
             detail,
             wall: Duration::ZERO,
-            cpu: cpu_time(&usage, sample.as_ref()),
+            cpu: cpu_time(&usage, sample.as_ref()).max(self.peaks.cpu),
             memory_peak_bytes: sample.and_then(|sample| sample.memory_peak).unwrap_or(self.peaks.memory.max(resident)),
             pids_peak: sample.and_then(|sample| sample.pids_peak).map_or(self.peaks.pids.max(1), |n| n.saturating_sub(1)),
             disk_peak_bytes: self.peaks.disk,
@@ -839,6 +851,7 @@ impl Supervisor<'_> {
         }
         match self.status {
             Some(status) if status & 0x7f == 0 => (Outcome::Exited, None),
+            Some(status) if status & 0x7f == libc::SIGXFSZ => (Outcome::Disk, Some(Limit::FileSize)),
             // The kernel's own enforcement of the cpu-time limit on one process.
             Some(status) if status & 0x7f == libc::SIGXCPU && self.plan.limits.cpu_time.is_some() => {
                 (Outcome::Timeout, Some(Limit::CpuTime))

@@ -128,7 +128,6 @@ pub(crate) const FENCE: &str = "/.hotcell";
 pub(crate) struct Parts<'a> {
     pub(crate) host: &'a Host,
     pub(crate) home: &'a Path,
-    pub(crate) cwd: &'a Path,
     pub(crate) grants: &'a [Grant],
     pub(crate) workspace: Option<&'a Workspace>,
     pub(crate) mounts: &'a [Mount],
@@ -176,6 +175,9 @@ pub(crate) fn view(parts: &Parts<'_>) -> Vec<Entry> {
     view.scratch("var-tmp", "/var/tmp", 0o1777);
     view.scratch("shm", "/dev/shm", 0o1777);
     view.scratch("home", parts.home, 0o700);
+    if parts.workspace.is_none() {
+        view.scratch("cwd", EMPTY_CWD, 0o755);
+    }
     let caller = (parts.host.uid, parts.host.gid);
     for grant in parts.grants {
         match grant {
@@ -184,22 +186,16 @@ pub(crate) fn view(parts: &Parts<'_>) -> Vec<Entry> {
             Grant::Link(path, target) => view.link(path, target),
         }
     }
-    match parts.workspace {
-        None if !parts.cwd.starts_with("/tmp") && parts.cwd == Path::new(EMPTY_CWD) => {
-            view.scratch("cwd", EMPTY_CWD, 0o755);
-        }
-        None => {}
-        Some(workspace) => {
-            let path = &workspace.path;
-            match workspace.mode {
-                Mode::None => {}
-                Mode::Ro => view.bind(path, path, true, false, Some(workspace.owner)),
-                Mode::Rw => view.bind(path, path, true, true, Some(workspace.owner)),
-                Mode::Cow => {
-                    view.directory(path, false);
-                    let (source, target) = (path.clone(), path.clone());
-                    view.entries.push(Entry::Overlay { source, target, owner: workspace.owner });
-                }
+    if let Some(workspace) = parts.workspace {
+        let path = &workspace.path;
+        match workspace.mode {
+            Mode::None => {}
+            Mode::Ro => view.bind(path, path, true, false, Some(workspace.owner)),
+            Mode::Rw => view.bind(path, path, true, true, Some(workspace.owner)),
+            Mode::Cow => {
+                view.directory(path, false);
+                let (source, target) = (path.clone(), path.clone());
+                view.entries.push(Entry::Overlay { source, target, owner: workspace.owner });
             }
         }
     }
@@ -217,7 +213,7 @@ pub(crate) fn view(parts: &Parts<'_>) -> Vec<Entry> {
 }
 
 /// The working directory of a cell without a workspace.
-pub(crate) const EMPTY_CWD: &str = "/work";
+pub(crate) const EMPTY_CWD: &str = "/cell";
 
 struct View<'a> {
     entries: Vec<Entry>,

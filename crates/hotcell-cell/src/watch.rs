@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::fs::{AtFlags, Mode, OFlags};
@@ -111,20 +111,23 @@ fn kib(text: &str, field: &str) -> u64 {
     line.and_then(|value| value.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
-/// What a writable workspace uses on the host's disk.
+/// What is used on the host's disk.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(crate) struct DiskUse {
     pub(crate) bytes: u64,
     pub(crate) n_files: u64,
 }
 
-/// Adds up a tree, without following links or leaving its filesystem.
-pub(crate) fn disk_use(root: &Path) -> DiskUse {
+/// Adds up trees and files, without following links or leaving their filesystems.
+pub(crate) fn disk_use(roots: &[PathBuf]) -> DiskUse {
     let mut sum = DiskUse::default();
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let Ok(directory) = rustix::fs::open(root, flags, Mode::empty()) else { return sum };
-    let Ok(stat) = rustix::fs::fstat(&directory) else { return sum };
-    add_directory(&directory, stat.st_dev, &mut sum, DEPTH_MAX);
+    for root in roots {
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let Ok(root) = rustix::fs::open(root, flags, Mode::empty()) else { continue };
+        let Ok(stat) = rustix::fs::fstat(&root) else { continue };
+        sum.bytes += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
+        add_directory(&root, stat.st_dev, &mut sum, DEPTH_MAX);
+    }
     sum
 }
 

@@ -6,6 +6,7 @@
 //!
 //! Not here: what a cell is made of. That is `hotcell-cell`, which only writes programs.
 
+pub mod attempt;
 pub mod facts;
 pub mod program;
 pub mod signals;

@@ -75,8 +75,8 @@ pub(crate) struct RunArgs {
     /// How the workspace appears inside [default: cow]
     #[arg(long, value_enum, value_name = "MODE", help_heading = "Files", requires = "workspace")]
     pub(crate) mode: Option<ModeArg>,
-    /// Show a further path of the host inside (read-only unless :rw)
-    #[arg(long, value_name = "SRC:DST[:ro|:rw]", help_heading = "Files", value_parser = clap::value_parser!(OsString))]
+    /// Show a further path of the host inside: writable, or read-only with :ro
+    #[arg(long, value_name = "SRC:DST[:ro]", help_heading = "Files", value_parser = clap::value_parser!(OsString))]
     pub(crate) mount: Vec<OsString>,
     /// Directory the command starts in [default: the workspace, else an empty one]
     #[arg(long = "directory", short = 'C', value_name = "DIR", help_heading = "Files")]

@@ -4,6 +4,8 @@ mod cli;
 mod doctor;
 mod error;
 mod explain;
+mod probe;
+mod reference;
 mod run;
 mod runs;
 mod screen;
@@ -40,11 +42,8 @@ fn main() -> ExitCode {
 
 fn others(cli: &Cli) -> Result<u8, Failure> {
     match &cli.command {
-        Command::Reference => {
-            let printed = screen::data("");
-            return Ok(u8::from(printed.is_err()));
-        }
-        Command::Probe(_) => return Ok(0),
+        Command::Reference => return Ok(u8::from(screen::data(&reference::reference()).is_err())),
+        Command::Probe(args) => return probe::probe(args),
         _ => {}
     }
     let host = Host::probe(std::env::vars_os())?;

@@ -131,20 +131,20 @@ fn plan(args: &RunArgs, host: &Host, home: &std::path::Path) -> Result<Plan, Fai
     Ok(builder.plan(host)?)
 }
 
-/// `SRC:DST`, `SRC:DST:ro` or `SRC:DST:rw`.
+/// `SRC:DST`, `SRC:DST:rw` or `SRC:DST:ro`.
 fn mount_request(text: &OsStr) -> Result<MountRequest, Failure> {
     let bytes = text.as_bytes();
     let (bytes, writable) = match (bytes.strip_suffix(b":rw"), bytes.strip_suffix(b":ro")) {
         (Some(rest), _) => (rest, true),
         (_, Some(rest)) => (rest, false),
-        _ => (bytes, false),
+        _ => (bytes, true),
     };
     // The last colon: a source may have one in its name, a target inside need not.
     let at = bytes.iter().rposition(|byte| *byte == b':').filter(|at| *at > 0 && at + 1 < bytes.len());
     let Some(at) = at else {
         return Err(Failure::Usage {
             message: format!("`{}` is not a mount", shown(text.as_bytes())),
-            hint: "write SRC:DST, SRC:DST:ro or SRC:DST:rw: hotcell run --mount ~/data:/data …".to_owned(),
+            hint: "write SRC:DST or SRC:DST:ro: hotcell run --mount ~/data:/data:ro …".to_owned(),
         });
     };
     let path = |bytes: &[u8]| PathBuf::from(OsString::from_vec(bytes.to_vec()));

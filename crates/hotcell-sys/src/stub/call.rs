@@ -50,6 +50,7 @@ pub(crate) const MMAP: i64 = 9;
 pub(crate) const RT_SIGACTION: i64 = 13;
 pub(crate) const RT_SIGPROCMASK: i64 = 14;
 pub(crate) const PAUSE: i64 = 34;
+pub(crate) const GETPID: i64 = 39;
 pub(crate) const SENDMSG: i64 = 46;
 pub(crate) const RECVMSG: i64 = 47;
 pub(crate) const CLONE: i64 = 56;

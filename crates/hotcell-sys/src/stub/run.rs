@@ -107,6 +107,7 @@ pub(crate) unsafe fn spawner() -> ! {
     // SAFETY: its own session, so that a terminal's signals reach the supervisor alone, and no
     // descriptor but the control socket, whatever the caller of the supervisor leaked to it.
     unsafe { call!(nr::SETSID) };
+    name(b"hotcell-spawn\0");
     // SAFETY: descriptors are plain numbers here; no Rust object owns one.
     unsafe { call!(nr::CLOSE_RANGE, 1, u32::MAX, 0) };
     let mut holder = 0;
@@ -197,6 +198,7 @@ fn watch(header: &Header, pid: i64, pidfd: i32) -> ! {
 /// # Safety
 /// Runs in the process made by the clone, with the image mapped.
 unsafe fn init(header: &Header) -> ! {
+    name(b"cell-init\0");
     // Every signal waits for the loop below; the payload opens the mask again for itself.
     let all = u64::MAX;
     // SAFETY: reads eight bytes of ours.
@@ -248,6 +250,7 @@ fn reap_until_end(payload: i64) -> ! {
                     break;
                 }
                 if pid == payload {
+                    end_all();
                     send(&Message { kind: MESSAGE_ENDED, value: i64::from(status), ..Message::default() }, &[]);
                     exit(0);
                 }
@@ -258,15 +261,43 @@ fn reap_until_end(payload: i64) -> ! {
         if signal <= 0 || info[4] != 0 {
             continue;
         }
-        let (target, signal) = match signal as i32 {
-            SIGNAL_PAUSE => (-1, SIGSTOP),
-            SIGNAL_RESUME => (-1, SIGCONT),
-            // The payload leads its own session, so its group has its pid.
-            _ => (-payload, signal as u64),
-        };
-        // SAFETY: sends a signal; touches no memory.
-        unsafe { call!(nr::KILL, target, signal) };
+        match signal as i32 {
+            SIGNAL_PAUSE => _ = signal_all(SIGSTOP),
+            SIGNAL_RESUME => _ = signal_all(SIGCONT),
+            // SAFETY: sends a signal; touches no memory. The payload leads its own session, so its group
+            // has its pid.
+            _ => unsafe {
+                call!(nr::KILL, -payload, signal);
+            },
+        }
     }
+}
+
+/// Kills whatever the payload left behind and waits for it, so that what it used is counted. Leaving
+/// would kill it as well, uncounted.
+fn end_all() {
+    if !signal_all(SIGKILL) {
+        return;
+    }
+    loop {
+        // SAFETY: asks for neither status nor usage.
+        let pid = unsafe { call!(nr::WAIT4, u64::MAX, 0, WALL, 0) };
+        if pid < 0 && pid != EINTR {
+            return;
+        }
+    }
+}
+
+/// Signals every process of the namespace but its init, which must be this one: anywhere else, "all"
+/// would be every process of the machine.
+fn signal_all(signal: u64) -> bool {
+    // SAFETY: asks for a number.
+    let is_init = unsafe { call!(nr::GETPID) } == 1;
+    if is_init {
+        // SAFETY: sends a signal; touches no memory.
+        unsafe { call!(nr::KILL, -1i64, signal) };
+    }
+    is_init
 }
 
 /// The last steps before the command's own first instruction.
@@ -364,6 +395,13 @@ unsafe fn differ(a: *const u8, b: *const u8, len: usize) -> bool {
 fn fail(fault: Fault) -> ! {
     send(&fault.message(), &[]);
     exit(127)
+}
+
+/// What `ps` shows for this process; it was started by the number of a descriptor.
+fn name(name: &[u8]) {
+    const PR_SET_NAME: u64 = 15;
+    // SAFETY: reads at most 16 bytes up to the NUL that ends `name`.
+    unsafe { call!(nr::PRCTL, PR_SET_NAME, name.as_ptr(), 0, 0, 0) };
 }
 
 /// Makes a process that only keeps a new user namespace alive, and tells its pid.

@@ -1,0 +1,12 @@
+//! The program as its users and its guests meet it. One binary: it links once.
+
+#![allow(clippy::unwrap_used, clippy::print_stderr, missing_docs)]
+
+mod bad_input;
+mod cli;
+mod documents;
+mod escapes;
+mod lifecycle;
+mod limits;
+mod support;
+mod workspace;
