@@ -242,14 +242,6 @@ impl Group {
         &self.directories
     }
 
-    /// Whether this process is in every part of the group.
-    pub fn holds(&self, pid: i32) -> bool {
-        let pid = pid.to_string();
-        self.enter.iter().map(PathBuf::as_path).chain(self.clone_into()).all(|directory| {
-            fs::read_to_string(directory.join("cgroup.procs")).is_ok_and(|pids| pids.lines().any(|line| line == pid))
-        })
-    }
-
     /// What the kernel has counted so far.
     pub fn sample(&self) -> Sample {
         let cpu_stat = self.clone_into().map(|directory| read(directory, "cpu.stat")).unwrap_or_default();

@@ -265,10 +265,29 @@ impl Writer<'_> {
             let Some(procs) = directory.join("cgroup.procs").to_str().map(str::to_owned) else { continue };
             self.write_file(&procs, b"0", false);
         }
+        self.prove_cgroups();
         self.wall = Wall::CgroupNs;
         if self.plan.asks_for(Wall::CgroupNs) {
             // Only now: the namespace's root is the group its maker is in.
             self.call("unshare", libc::SYS_unshare, &[libc::CLONE_NEWCGROUP.into()], Expect::Ok);
+        }
+    }
+
+    /// The group was made for this cell, so whoever is in it is this process.
+    fn prove_cgroups(&mut self) {
+        let Some(group) = self.making.group else { return };
+        let directories = group.enter().iter().map(PathBuf::as_path).chain(group.clone_into());
+        for directory in directories {
+            let path = self.text(directory.join("cgroup.procs").as_os_str().as_bytes());
+            let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+            let fd = self.call_keep("open the group's list", libc::SYS_openat, &[AT_FDCWD.into(), path.into(), flags.into()]);
+            let (found, expected) = (self.program.room(16), self.text("1\n"));
+            self.call("read the group's list", libc::SYS_read, &[fd.into(), found.into(), 16u64.into()], Expect::Ok);
+            if self.plan.asks_for(Wall::Pid) {
+                let label = Label { wall: Wall::Cgroup, what: "proof: in the group, and alone".into() };
+                self.program.compare(self.stage, label, found, expected, 3, true);
+            }
+            self.close(fd);
         }
     }
 
@@ -488,6 +507,8 @@ impl Writer<'_> {
                 self.unmount(LOWER);
                 self.call("remove the lower place", libc::SYS_rmdir, &[lower.into()], Expect::Ok);
             }
+            // Without a pid namespace, a control, there is nothing it could show.
+            Entry::Proc if !self.plan.asks_for(Wall::Pid) => {}
             Entry::Proc => {
                 self.wall = Wall::Pid;
                 let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
@@ -598,7 +619,7 @@ impl Writer<'_> {
 
     /// Each namespace must be another than the one hotcell is in.
     fn prove_namespaces(&mut self) {
-        let proc = self.plan.asks_for(Wall::Root) || self.plan.asks_for(Wall::Pid);
+        let proc = self.plan.asks_for(Wall::Pid) || !self.plan.asks_for(Wall::Root);
         for (wall, name) in [
             (Wall::User, "user"),
             (Wall::Mount, "mnt"),

@@ -342,7 +342,9 @@ impl Builder {
     }
 
     fn working_directory(&self, workspace: Option<&Workspace>) -> Result<PathBuf, PlanError> {
-        let base = workspace.map_or(Path::new(view::EMPTY_CWD), |workspace| &workspace.path);
+        // Without a private root there is no empty directory to start in.
+        let empty = if self.omit.contains(&Wall::Root) { "/" } else { view::EMPTY_CWD };
+        let base = workspace.map_or(Path::new(empty), |workspace| &workspace.path);
         let Some(cwd) = &self.cwd else { return Ok(base.to_owned()) };
         no_nul("the working directory", cwd.as_os_str())?;
         let cwd = needs::normal(&base.join(cwd));

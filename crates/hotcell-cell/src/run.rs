@@ -12,6 +12,7 @@
 //!
 //! Not here: files and names of runs (`hotcell-gate`), what to do about the outcome (the caller).
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -214,7 +215,7 @@ impl Plan {
             Identity::Own { uid, .. } => uid,
             Identity::Fresh => id,
         };
-        let isolation = Isolation { tier: "process", walls: self.standing(cell.group.as_ref(), init_pid)?, id_outside };
+        let isolation = Isolation { tier: "process", walls: self.standing(cell.group.as_ref()), id_outside };
         let walls = raised.elapsed();
 
         let Pipes { ours: [stdin_pipe, stdout, stderr], theirs } = pipes;
@@ -265,24 +266,12 @@ impl Plan {
         }
     }
 
-    fn standing(
-        &self,
-        group: Option<&Group>,
-        init_pid: i32,
-    ) -> Result<std::collections::BTreeMap<Wall, Standing>, RunError> {
+    fn standing(&self, group: Option<&Group>) -> BTreeMap<Wall, Standing> {
         let mut walls = self.walls.clone();
-        if self.asks_for(Wall::Cgroup) {
-            let standing = match group {
-                None => Standing::Watched,
-                Some(group) if group.holds(init_pid) => Standing::Proven,
-                Some(_) => {
-                    let what = "the cell is not in the group that was made for it".to_owned();
-                    return Err(RunError::Wall { wall: Wall::Cgroup, what, source: None });
-                }
-            };
-            walls.insert(Wall::Cgroup, standing);
+        if self.asks_for(Wall::Cgroup) && group.is_none() {
+            walls.insert(Wall::Cgroup, Standing::Watched);
         }
-        Ok(walls)
+        walls
     }
 
     /// Waits until every wall stands or one did not.
@@ -594,7 +583,8 @@ impl Supervisor<'_> {
             fds.push(PollFd::new(&remote.0, PollFlags::IN));
             whose.push(Whose::Remote);
         }
-        let wait = wake.saturating_duration_since(Instant::now());
+        let early = self.spawner.has_early_event();
+        let wait = if early { Duration::ZERO } else { wake.saturating_duration_since(Instant::now()) };
         let wait = rustix::event::Timespec {
             tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(wait.subsec_nanos()),
@@ -603,7 +593,7 @@ impl Supervisor<'_> {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(platform("waiting for the cell failed")(error.into())),
         }
-        let mut ready = Ready::default();
+        let mut ready = Ready { control: early, ..Ready::default() };
         for (fd, whose) in fds.iter().zip(whose) {
             if !fd.revents().is_empty() {
                 match whose {

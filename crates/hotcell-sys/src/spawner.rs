@@ -3,6 +3,7 @@
 //! The stub is executed from sealed memory: nothing on disk can be swapped for it, and nothing a
 //! cell does through `/proc/self/exe` can write to it.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Write};
 use std::mem::MaybeUninit;
@@ -68,6 +69,9 @@ pub struct Usage {
 pub struct Spawner {
     control: OwnedFd,
     child: Child,
+    has_spawned: bool,
+    /// What init said before the spawner got to say that it exists: two processes share one socket.
+    early: VecDeque<(wire::Message, Vec<OwnedFd>)>,
 }
 
 impl Spawner {
@@ -78,7 +82,7 @@ impl Spawner {
         let mut command = Command::new(stub_path()?);
         command.env_clear().stdin(Stdio::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn()?;
-        Ok(Spawner { control: ours, child })
+        Ok(Spawner { control: ours, child, has_spawned: false, early: VecDeque::new() })
     }
 
     /// The stub's pid. No other process of this machine has it while the cell lives.
@@ -117,12 +121,36 @@ impl Spawner {
         self.control.as_fd()
     }
 
-    /// Waits for the next event; `None` when the stub is gone.
+    /// Whether an event waits that polling does not show.
+    pub fn has_early_event(&self) -> bool {
+        self.has_spawned && !self.early.is_empty()
+    }
+
+    /// Waits for the next event; `None` when the stub is gone. Events come in the order of [`Event`].
     pub fn next_event(&mut self) -> io::Result<Option<Event>> {
-        let (message, mut fds) = match self.receive_raw() {
-            Ok(received) => received,
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-            Err(error) => return Err(error),
+        let (message, mut fds) = loop {
+            if self.has_spawned
+                && let Some(early) = self.early.pop_front()
+            {
+                break early;
+            }
+            let received = match self.receive_raw() {
+                Ok(received) => received,
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                    // No init will come any more; what was said before the end is why.
+                    self.has_spawned = true;
+                    match self.early.pop_front() {
+                        Some(early) => break early,
+                        None => return Ok(None),
+                    }
+                }
+                Err(error) => return Err(error),
+            };
+            self.has_spawned |= received.0.kind == wire::MESSAGE_SPAWNED;
+            if self.has_spawned {
+                break received;
+            }
+            self.early.push_back(received);
         };
         let value_i32 = i32::try_from(message.value).unwrap_or(-1);
         Ok(Some(match message.kind {

@@ -61,6 +61,7 @@ const REFUSALS: &[Errno] = &[
     Errno::SRCH,
     Errno::ROFS,
     Errno::NETUNREACH,
+    Errno::ADDRNOTAVAIL,
     Errno::AFNOSUPPORT,
     Errno::PROTONOSUPPORT,
 ];
