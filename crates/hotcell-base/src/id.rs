@@ -87,7 +87,8 @@ mod tests {
             let id = RunId::new("20261115-080512", random);
             assert_eq!(id.as_str().parse::<RunId>(), Ok(id.clone()));
         }
-        for wrong in ["", "run", "run-1-2-3", "../../etc", "run-20261115-080512-ABCDEF", "run-20261115-080512-abcdefg"] {
+        for wrong in ["", "run", "run-1-2-3", "../../etc", "run-20261115-080512-ABCDEF", "run-20261115-080512-abcdefg"]
+        {
             assert!(wrong.parse::<RunId>().is_err(), "{wrong}");
         }
     }

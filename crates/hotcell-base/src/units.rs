@@ -76,7 +76,7 @@ impl fmt::Display for Bytes {
         let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
         match units.into_iter().find(|(_, shift)| self.0 >> shift > 0) {
             None => write!(f, "{} B", self.0),
-            Some((unit, shift)) if self.0 % (1 << shift) == 0 => write!(f, "{} {unit}", self.0 >> shift),
+            Some((unit, shift)) if self.0.is_multiple_of(1 << shift) => write!(f, "{} {unit}", self.0 >> shift),
             Some((unit, shift)) => {
                 let tenths = u128::from(self.0) * 10 / (1 << shift);
                 write!(f, "{}.{} {unit}", tenths / 10, tenths % 10)
@@ -149,7 +149,7 @@ pub fn duration(text: &str) -> Result<Duration, UnitError> {
 pub fn show_duration(duration: Duration) -> String {
     let ms = duration.as_millis();
     let whole = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)];
-    match whole.into_iter().find(|(_, unit)| ms >= *unit && ms % unit == 0) {
+    match whole.into_iter().find(|(_, unit)| ms >= *unit && ms.is_multiple_of(*unit)) {
         Some((name, unit)) => format!("{}{name}", ms / unit),
         None if ms >= 1_000 => format!("{}.{}s", ms / 1_000, ms % 1_000 / 100),
         None => format!("{ms}ms"),

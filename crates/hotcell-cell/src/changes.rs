@@ -116,7 +116,8 @@ impl Walk<'_> {
             FileType::RegularFile => !same_mode || !same_contents(upper, name, &stat, &self.lower.join(&path)),
             FileType::Symlink => {
                 let target = rustix::fs::readlinkat(upper, name, Vec::new())?;
-                fs::read_link(self.lower.join(&path)).map_or(true, |before| before.as_os_str().as_bytes() != target.to_bytes())
+                fs::read_link(self.lower.join(&path))
+                    .map_or(true, |before| before.as_os_str().as_bytes() != target.to_bytes())
             }
             // A FIFO, socket or device has nothing to compare; it is in this layer because it was made anew.
             _ => true,
@@ -127,7 +128,14 @@ impl Walk<'_> {
         self.below(upper, kind, name, &path, true)
     }
 
-    fn below(&mut self, upper: BorrowedFd<'_>, kind: FileType, name: &OsStr, path: &Path, existed: bool) -> io::Result<()> {
+    fn below(
+        &mut self,
+        upper: BorrowedFd<'_>,
+        kind: FileType,
+        name: &OsStr,
+        path: &Path,
+        existed: bool,
+    ) -> io::Result<()> {
         if kind != FileType::Directory || self.changes.truncated {
             return Ok(());
         }

@@ -141,12 +141,7 @@ fn with_source(error: &dyn std::error::Error) -> String {
     error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {source}"))
 }
 
-fn finding(
-    host: &Host,
-    wall: Wall,
-    standing: &Option<BTreeMap<Wall, Standing>>,
-    reasons: &Reasons,
-) -> Finding {
+fn finding(host: &Host, wall: Wall, standing: &Option<BTreeMap<Wall, Standing>>, reasons: &Reasons) -> Finding {
     let found = standing.as_ref().and_then(|walls| walls.get(&wall).copied());
     let (state, why) = match (found, reasons.get(&wall)) {
         (_, Some(why)) => (State::Missing, Some(why.clone())),
@@ -215,25 +210,23 @@ fn fix(host: &Host, wall: Wall) -> &'static str {
             "start it in a delegated group: systemd-run --user --scope -p Delegate=yes hotcell run …, or run as root; until then \
              limits are held by rlimits and by looking at every process 50 times a second"
         }
-        Wall::Groups => "start hotcell without them: setpriv --clear-groups needs root; or run as root, which leaves all groups",
+        Wall::Groups => {
+            "start hotcell without them: setpriv --clear-groups needs root; or run as root, which leaves all groups"
+        }
         Wall::Id | Wall::Caps => "run as root with CAP_SETUID, CAP_SETGID and CAP_SETPCAP, or as an ordinary user",
         Wall::Seccomp | Wall::NoNewPrivs => "use a kernel built with CONFIG_SECCOMP_FILTER",
         Wall::Rlimits => "raise the hard limits of the shell that starts hotcell (ulimit -H)",
-        Wall::Disk | Wall::Fds | Wall::Tty => "this should work everywhere: please report it with the output of hotcell doctor --json",
+        Wall::Disk | Wall::Fds | Wall::Tty => {
+            "this should work everywhere: please report it with the output of hotcell doctor --json"
+        }
     }
 }
 
-fn try_workspace(
-    host: &Host,
-    scratch: &Path,
-    mode: Mode,
-    name: &str,
-    keeps: &str,
-    reasons: &Reasons,
-) -> Finding {
+fn try_workspace(host: &Host, scratch: &Path, mode: Mode, name: &str, keeps: &str, reasons: &Reasons) -> Finding {
     let before = b"before\n";
     let file: PathBuf = scratch.join("file");
-    let tried = std::fs::write(&file, before).map_err(|error| format!("the scratch directory cannot be written: {error}"));
+    let tried =
+        std::fs::write(&file, before).map_err(|error| format!("the scratch directory cannot be written: {error}"));
     let tried = tried.and_then(|()| {
         let script = match mode {
             Mode::Ro => "cat file >/dev/null && ! echo after 2>/dev/null >file",

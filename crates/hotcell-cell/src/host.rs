@@ -154,9 +154,10 @@ impl Host {
         let caps = u64::from_str_radix(line(&status, "CapEff:"), 16).unwrap_or(0);
         let last_cap = proc_file("/proc/sys/kernel/cap_last_cap").ok().and_then(|text| text.trim().parse().ok());
         let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
-        let account = passwd.lines().map(|line| line.split(':').collect::<Vec<_>>()).find(|fields| {
-            matches!(fields[..], [_, _, id, ..] if id.parse() == Ok(uid))
-        });
+        let account = passwd
+            .lines()
+            .map(|line| line.split(':').collect::<Vec<_>>())
+            .find(|fields| matches!(fields[..], [_, _, id, ..] if id.parse() == Ok(uid)));
         let home = env.get(OsStr::new("HOME")).map(PathBuf::from);
         let home = home.or_else(|| account.as_ref().and_then(|fields| fields.get(5)).map(PathBuf::from));
         let staging = STAGING.iter().map(Path::new).find(|path| path.is_dir());

@@ -4,8 +4,8 @@
 //! spawner   open the cgroup the cell is born into
 //! init      enter v1 cgroups → private mounts → open every source → new root → scratch → entries of
 //!           the view → pivot → drop id, groups, capabilities → no new privileges → Landlock → limits
-//!           → syscall filter; after each wall, a call that must fail if the wall stands
-//! payload   own session → stdin, stdout, stderr → no other descriptor → working directory → execve
+//!           → working directory → syscall filter; after each wall, a call that must fail if the wall stands
+//! payload   own session → stdin, stdout, stderr → no other descriptor → execve
 //! orphaned  remove the cgroup
 //! ```
 //!
@@ -116,6 +116,7 @@ pub(crate) fn program(plan: &Plan, making: &Making<'_>) -> Program<Label> {
     out.landlock();
     // After Landlock, which opens more descriptors than the command may have.
     out.rlimits();
+    out.working_directory();
     out.seccomp();
     out.stage = Stage::Payload;
     out.payload();
@@ -280,7 +281,11 @@ impl Writer<'_> {
         for directory in directories {
             let path = self.text(directory.join("cgroup.procs").as_os_str().as_bytes());
             let flags = libc::O_RDONLY | libc::O_CLOEXEC;
-            let fd = self.call_keep("open the group's list", libc::SYS_openat, &[AT_FDCWD.into(), path.into(), flags.into()]);
+            let fd = self.call_keep(
+                "open the group's list",
+                libc::SYS_openat,
+                &[AT_FDCWD.into(), path.into(), flags.into()],
+            );
             let (found, expected) = (self.program.room(16), self.text("1\n"));
             self.call("read the group's list", libc::SYS_read, &[fd.into(), found.into(), 16u64.into()], Expect::Ok);
             if self.plan.asks_for(Wall::Pid) {
@@ -350,8 +355,11 @@ impl Writer<'_> {
             let at = self.text(source.as_os_str().as_bytes());
             let name = shown(source.as_os_str().as_bytes());
             let flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE | libc::AT_SYMLINK_NOFOLLOW as u64;
-            let fd =
-                self.call_keep(format!("open {name}"), libc::SYS_open_tree, &[AT_FDCWD.into(), at.into(), flags.into()]);
+            let fd = self.call_keep(
+                format!("open {name}"),
+                libc::SYS_open_tree,
+                &[AT_FDCWD.into(), at.into(), flags.into()],
+            );
             if let Some(workspace) = &self.plan.workspace
                 && workspace.path == *source
             {
@@ -448,7 +456,12 @@ impl Writer<'_> {
                 let what = format!("make {}", shown(&path));
                 self.call(what, libc::SYS_mkdir, &[at.into(), 0o755.into()], Expect::OkOr(&[EEXIST]));
                 if *own && let Some(id) = self.fresh_id() {
-                    self.call("chown", libc::SYS_lchown, &[at.into(), id.into(), id.into()], Expect::OkOr(&[EROFS, EPERM]));
+                    self.call(
+                        "chown",
+                        libc::SYS_lchown,
+                        &[at.into(), id.into(), id.into()],
+                        Expect::OkOr(&[EROFS, EPERM]),
+                    );
                 }
             }
             Entry::File { path, contents } => {
@@ -591,7 +604,12 @@ impl Writer<'_> {
         let probe = self.text("/.probe");
         self.call("proof: / is read-only", libc::SYS_mkdir, &[probe.into(), 0o755.into()], Expect::Fails(&[EROFS]));
         let shadow = self.text("/etc/shadow");
-        self.call("proof: /etc/shadow is absent", libc::SYS_access, &[shadow.into(), 0.into()], Expect::Fails(&[ENOENT]));
+        self.call(
+            "proof: /etc/shadow is absent",
+            libc::SYS_access,
+            &[shadow.into(), 0.into()],
+            Expect::Fails(&[ENOENT]),
+        );
         self.wall = Wall::Disk;
         if !self.plan.asks_for(Wall::Disk) {
             return;
@@ -630,7 +648,9 @@ impl Writer<'_> {
             (Wall::CgroupNs, "cgroup"),
             (Wall::Time, "time"),
         ] {
-            let Some(host) = self.plan.host.namespaces.get(name).filter(|_| self.plan.asks_for(wall) && proc) else { continue };
+            let Some(host) = self.plan.host.namespaces.get(name).filter(|_| self.plan.asks_for(wall) && proc) else {
+                continue;
+            };
             self.wall = wall;
             let (path, stat) = (self.text(format!("/proc/self/ns/{name}")), self.program.room(144));
             self.call(format!("look at the {name} namespace"), libc::SYS_stat, &[path.into(), stat.into()], Expect::Ok);
@@ -714,7 +734,12 @@ impl Writer<'_> {
         }
         // A change of id forgets both of these.
         self.parent_death();
-        self.call("let nobody read this process", libc::SYS_prctl, &[libc::PR_SET_DUMPABLE.into(), 0.into()], Expect::Ok);
+        self.call(
+            "let nobody read this process",
+            libc::SYS_prctl,
+            &[libc::PR_SET_DUMPABLE.into(), 0.into()],
+            Expect::Ok,
+        );
         if self.plan.asks_for(Wall::Id) {
             self.wall = Wall::Id;
             let uid = match self.plan.identity {
@@ -800,8 +825,11 @@ impl Writer<'_> {
     // ---- init: Landlock and the filter -------------------------------------------------------------
 
     fn landlock(&mut self) {
-        let (files, tcp, scope) =
-            (self.plan.asks_for(Wall::Landlock), self.plan.asks_for(Wall::LandlockTcp), self.plan.asks_for(Wall::LandlockScope));
+        let (files, tcp, scope) = (
+            self.plan.asks_for(Wall::Landlock),
+            self.plan.asks_for(Wall::LandlockTcp),
+            self.plan.asks_for(Wall::LandlockScope),
+        );
         if !(files || tcp || scope) {
             return;
         }
@@ -861,12 +889,19 @@ impl Writer<'_> {
         self.wall = Wall::LandlockScope;
         let kind = [libc::AF_UNIX.into(), (libc::SOCK_STREAM | libc::SOCK_CLOEXEC).into(), 0.into()];
         let fd = self.call_keep("make a unix socket", libc::SYS_socket, &kind);
-        let mut address = (libc::AF_UNIX as u16).to_ne_bytes().to_vec();
+        let mut address = family(libc::AF_UNIX);
         address.extend_from_slice(b"\0hotcell-proof");
         let (at, len) = (self.program.data(&address), address.len() as u64);
         self.call("bind an abstract socket", libc::SYS_bind, &[fd.into(), at.into(), len.into()], Expect::Ok);
         self.call("listen", libc::SYS_listen, &[fd.into(), 1.into()], Expect::Ok);
         (fd, at, len)
+    }
+
+    /// The command inherits it from init; a wrong one is found before anything of the command runs.
+    fn working_directory(&mut self) {
+        self.wall = Wall::Root;
+        let cwd = self.text(self.plan.cwd.as_os_str().as_bytes());
+        self.call(CHDIR, libc::SYS_chdir, &[cwd.into()], Expect::Ok);
     }
 
     fn seccomp(&mut self) {
@@ -921,21 +956,18 @@ impl Writer<'_> {
         let args = [AT_FDCWD.into(), tty.into(), libc::O_RDWR.into()];
         self.call("proof: no terminal", libc::SYS_openat, &args, Expect::Fails(&[ENOENT, ENXIO, EACCES]));
         self.wall = Wall::Root;
-        let cwd = self.text(self.plan.cwd.as_os_str().as_bytes());
-        self.call("enter the working directory", libc::SYS_chdir, &[cwd.into()], Expect::Ok);
         self.call("set the mode of new files", libc::SYS_umask, &[0o022.into()], Expect::Ok);
         let program = self.text(self.plan.program.as_os_str().as_bytes());
         let argv = self.program.texts(self.plan.argv.iter().map(|argument| argument.as_bytes()));
-        let env: Vec<Vec<u8>> = self
-            .plan
-            .env
-            .iter()
-            .map(|(name, value)| [name.as_bytes(), b"=", value.as_bytes()].concat())
-            .collect();
+        let env: Vec<Vec<u8>> =
+            self.plan.env.iter().map(|(name, value)| [name.as_bytes(), b"=", value.as_bytes()].concat()).collect();
         let env = self.program.texts(&env);
         self.call(EXEC, libc::SYS_execve, &[program.into(), argv.into(), env.into()], Expect::Ok);
     }
 }
+
+/// The label of the call whose failure is the request's.
+pub(crate) const CHDIR: &str = "enter the working directory";
 
 /// The label of the last call: its failure is the command's, not a wall's.
 pub(crate) const EXEC: &str = "execute the command";
@@ -955,8 +987,13 @@ const CAPABILITY_VERSION_3: u64 = 0x2008_0522;
 const MEMLOCK_BYTES: u64 = 8 << 20;
 const MSGQUEUE_BYTES: u64 = 819_200;
 
+/// The start of every socket address.
+fn family(family: i32) -> Vec<u8> {
+    u16::try_from(family).expect("families are small").to_ne_bytes().to_vec()
+}
+
 fn inet_address(host: [u8; 4], port: u16) -> Vec<u8> {
-    let mut address = (libc::AF_INET as u16).to_ne_bytes().to_vec();
+    let mut address = family(libc::AF_INET);
     address.extend_from_slice(&port.to_be_bytes());
     address.extend_from_slice(&host);
     address.resize(16, 0);

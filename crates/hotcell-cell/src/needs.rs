@@ -135,7 +135,8 @@ impl<'a> Search<'a> {
     }
 
     fn follow(&mut self, path: &Path, chain: u32) {
-        if chain == 0 || !self.seen.insert(path.to_owned()) {
+        // What is not there cannot be granted; whoever executes it will say so.
+        if chain == 0 || fs::symlink_metadata(path).is_err() || !self.seen.insert(path.to_owned()) {
             return;
         }
         let visible = self.host.is_system(path) || self.inside.iter().any(|inside| path.starts_with(inside));

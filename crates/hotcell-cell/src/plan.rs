@@ -282,8 +282,7 @@ impl Builder {
         let mounted = mounts.iter().filter(|mount| mount.writable).map(|mount| &mount.source);
         let writable: Vec<PathBuf> = in_place.chain(mounted).cloned().collect();
         let home = home(host);
-        let identity =
-            if host.privileged { Identity::Fresh } else { Identity::Own { uid: host.uid, gid: host.gid } };
+        let identity = if host.privileged { Identity::Fresh } else { Identity::Own { uid: host.uid, gid: host.gid } };
         let walls = self.walls(host, !writable.is_empty())?;
         let grants: Vec<Grant> = needs.grants.into_iter().collect();
         let entries = view::view(&view::Parts {
@@ -314,19 +313,16 @@ impl Builder {
         })
     }
 
-    fn program(
-        &self,
-        host: &Host,
-        command: &OsStr,
-        base: &Path,
-        mounts: &[Mount],
-    ) -> Result<PathBuf, PlanError> {
+    fn program(&self, host: &Host, command: &OsStr, base: &Path, mounts: &[Mount]) -> Result<PathBuf, PlanError> {
         let path = Path::new(command);
         // What a mount brings in is found by its path inside; only the kernel can look there.
         let mounted = |path: &Path| {
             mounts.iter().find_map(|mount| {
                 let below = path.strip_prefix(&mount.target).ok()?;
-                Some((path.to_owned(), if below.as_os_str().is_empty() { mount.source.clone() } else { mount.source.join(below) }))
+                Some((
+                    path.to_owned(),
+                    if below.as_os_str().is_empty() { mount.source.clone() } else { mount.source.join(below) },
+                ))
             })
         };
         if command.as_bytes().contains(&b'/')
@@ -375,7 +371,8 @@ impl Builder {
                 (_, None) => Standing::Proven,
             };
             if standing == Standing::Watched && self.require.contains(&wall) {
-                let why = "a writable workspace or mount is the host's own disk, where use can only be watched".to_owned();
+                let why =
+                    "a writable workspace or mount is the host's own disk, where use can only be watched".to_owned();
                 return Err(PlanError::Wall { wall, why });
             }
             walls.insert(wall, standing);
@@ -390,10 +387,13 @@ impl Builder {
         };
         let landlock = |least: u32, what: &str| {
             (host.landlock_abi < least).then(|| {
-                format!("{what} needs Landlock {least}, and this kernel has {}", match host.landlock_abi {
-                    0 => "none switched on".to_owned(),
-                    abi => format!("version {abi}"),
-                })
+                format!(
+                    "{what} needs Landlock {least}, and this kernel has {}",
+                    match host.landlock_abi {
+                        0 => "none switched on".to_owned(),
+                        abi => format!("version {abi}"),
+                    }
+                )
             })
         };
         match wall {
@@ -606,21 +606,36 @@ fn check_mount(host: &Host, mount: &MountRequest) -> Result<Mount, PlanError> {
         return refuse(&mount.target, "is not an absolute path inside the cell");
     }
     let target = needs::normal(&mount.target);
-    if target.parent().is_none() || ["/proc", "/dev", "/etc"].iter().any(|fixed| target == Path::new(fixed)) || target.starts_with("/proc")
+    if target.parent().is_none()
+        || ["/proc", "/dev", "/etc"].iter().any(|fixed| target == Path::new(fixed))
+        || target.starts_with("/proc")
     {
         return refuse(&target, "is a place inside the cell that cannot be covered");
     }
-    Ok(Mount { source: real, target, writable: mount.writable, directory: file.is_dir(), owner: (file.uid(), file.gid()) })
+    Ok(Mount {
+        source: real,
+        target,
+        writable: mount.writable,
+        directory: file.is_dir(),
+        owner: (file.uid(), file.gid()),
+    })
 }
 
 /// The home directory inside has the same path as outside, so that installations in it are found,
 /// but is an empty scratch directory.
 fn home(host: &Host) -> PathBuf {
     let usable = |home: &&PathBuf| {
-        let kernel = ["/proc", "/sys", "/dev", "/etc", "/tmp"].iter().any(|path| home.starts_with(path));
-        home.is_absolute() && home.parent().is_some() && !kernel && !host.is_system(home) && home.is_dir()
+        let kernel = ["/proc", "/sys", "/dev", "/etc"].iter().any(|path| home.starts_with(path));
+        let taken =
+            ["/tmp", "/var/tmp", "/var", "/run", view::EMPTY_CWD].iter().any(|path| home.as_path() == Path::new(path));
+        home.is_absolute() && home.parent().is_some() && !kernel && !taken && !host.is_system(home) && home.is_dir()
     };
-    host.home.as_ref().map(|home| needs::normal(home)).as_ref().filter(usable).map_or_else(|| "/home/cell".into(), Clone::clone)
+    host.home
+        .as_ref()
+        .map(|home| needs::normal(home))
+        .as_ref()
+        .filter(usable)
+        .map_or_else(|| "/home/cell".into(), Clone::clone)
 }
 
 fn user_name(host: &Host) -> &str {

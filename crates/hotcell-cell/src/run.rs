@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use hotcell_base::Outcome;
-use hotcell_sys::program::{Image, Stage};
+use hotcell_sys::program::Image;
 use hotcell_sys::spawner::{Event, Spawner, Usage, os_error};
 use hotcell_sys::wire;
 use rustix::event::{PollFd, PollFlags};
@@ -96,6 +96,9 @@ pub trait Observer {
         Ok(())
     }
 
+    /// Every wall stands and the command is about to begin.
+    fn proven(&mut self) {}
+
     /// Output that is kept, as it comes. An error ends the run.
     fn output(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()>;
 
@@ -143,7 +146,8 @@ pub struct RemoteEnd(OwnedFd);
 
 /// Makes both ends.
 pub fn remote() -> io::Result<(Remote, RemoteEnd)> {
-    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK)?;
+    let (reader, writer) =
+        rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK)?;
     Ok((Remote(std::sync::Arc::new(writer)), RemoteEnd(reader)))
 }
 
@@ -216,6 +220,7 @@ impl Plan {
             Identity::Fresh => id,
         };
         let isolation = Isolation { tier: "process", walls: self.standing(cell.group.as_ref()), id_outside };
+        observer.proven();
         let walls = raised.elapsed();
 
         let Pipes { ours: [stdin_pipe, stdout, stderr], theirs } = pipes;
@@ -314,7 +319,7 @@ fn platform(what: &'static str) -> impl Fn(io::Error) -> RunError {
 /// The error for a call that did not answer as it must.
 fn fault(plan: &Plan, image: &Image<Label>, op: u64, answer: i64) -> RunError {
     let source = (answer < 0).then(|| os_error(answer));
-    let Some((stage, label)) = image.label(op) else {
+    let Some((_, label)) = image.label(op) else {
         let (wall, what) = match op {
             wire::OP_CLONE => (clone_wall(plan), "clone3 with new namespaces"),
             wire::OP_FORK => (Wall::Rlimits, "fork of the command's process"),
@@ -322,7 +327,7 @@ fn fault(plan: &Plan, image: &Image<Label>, op: u64, answer: i64) -> RunError {
         };
         return RunError::Wall { wall, what: what.to_owned(), source };
     };
-    if *stage == Stage::Payload && label.what == "enter the working directory" {
+    if label.what == launch::CHDIR {
         let path = hotcell_base::text::shown(std::os::unix::ffi::OsStrExt::as_bytes(plan.cwd.as_os_str()));
         return RunError::WorkingDirectory { path, source: os_error(answer) };
     }
@@ -366,10 +371,7 @@ impl Pipes {
         for fd in [&stdin_write, &stdout_read, &stderr_read] {
             rustix::fs::fcntl_setfl(fd, rustix::fs::fcntl_getfl(fd)? | OFlags::NONBLOCK)?;
         }
-        Ok(Pipes {
-            ours: [stdin_write, stdout_read, stderr_read],
-            theirs: [stdin_read, stdout_write, stderr_write],
-        })
+        Ok(Pipes { ours: [stdin_write, stdout_read, stderr_read], theirs: [stdin_read, stdout_write, stderr_write] })
     }
 }
 
@@ -611,7 +613,11 @@ impl Supervisor<'_> {
     /// Handles one event; true when the last process is gone.
     fn control(&mut self) -> Result<bool, RunError> {
         match self.spawner.next_event().map_err(platform("the cell's first process cannot be heard"))? {
-            Some(Event::Ended { status }) => self.status = Some(status),
+            Some(Event::Ended { status, n_left }) => {
+                self.status = Some(status);
+                // The command itself was one more.
+                self.peaks.pids = self.peaks.pids.max(n_left + 1);
+            }
             Some(Event::Gone) => return Ok(true),
             Some(Event::Fault { op, answer }) => {
                 let exec = self.image.label(op).is_some_and(|(_, label)| label.what == launch::EXEC);
@@ -791,15 +797,19 @@ impl Supervisor<'_> {
         let report = Report {
             outcome,
             exit_code: self.status.filter(|_| outcome == Outcome::Exited).map(|status| status >> 8 & 0xff),
-            signal: self.status.map(|status| status & 0x7f).filter(|signal| *signal != 0).or_else(|| {
-                self.ending.map(|_| libc::SIGKILL)
-            }),
+            signal: self
+                .status
+                .map(|status| status & 0x7f)
+                .filter(|signal| *signal != 0)
+                .or_else(|| self.ending.map(|_| libc::SIGKILL)),
             limit,
             detail,
             wall: Duration::ZERO,
             cpu: cpu_time(&usage, sample.as_ref()).max(self.peaks.cpu),
             memory_peak_bytes: sample.and_then(|sample| sample.memory_peak).unwrap_or(self.peaks.memory.max(resident)),
-            pids_peak: sample.and_then(|sample| sample.pids_peak).map_or(self.peaks.pids.max(1), |n| n.saturating_sub(1)),
+            pids_peak: sample
+                .and_then(|sample| sample.pids_peak)
+                .map_or(self.peaks.pids.max(1), |n| n.saturating_sub(1)),
             disk_peak_bytes: self.peaks.disk,
             io_read_bytes: counter("read_bytes"),
             io_write_bytes: counter("write_bytes"),
@@ -828,13 +838,22 @@ impl Supervisor<'_> {
         if let Some(error) = &self.exec_error {
             let outcome = match error.raw_os_error() {
                 Some(libc::ENOENT | libc::ENOTDIR) => Outcome::NotFound,
-                Some(libc::EACCES | libc::ENOEXEC | libc::EISDIR | libc::ELIBBAD | libc::EINVAL) => Outcome::NotExecutable,
+                Some(libc::EACCES | libc::ENOEXEC | libc::EISDIR | libc::ELIBBAD | libc::EINVAL) => {
+                    Outcome::NotExecutable
+                }
                 _ => Outcome::PlatformError,
             };
             return (outcome, None);
         }
         if let Some((outcome, limit)) = sample.and_then(|sample| exceeded(sample, &self.plan.limits)) {
             return (outcome, Some(limit));
+        }
+        // Without a cgroup, a command that met the limit may have ended before it was looked at.
+        if self.group.is_none()
+            && self.plan.asks_for(Wall::Cgroup)
+            && self.peaks.pids > u64::from(self.plan.limits.pids)
+        {
+            return (Outcome::Pids, Some(Limit::Pids));
         }
         if disk_exceeded {
             return (Outcome::Disk, Some(Limit::Disk));

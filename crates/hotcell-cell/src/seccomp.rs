@@ -64,6 +64,11 @@ const NAMESPACE_FLAGS: u32 = (libc::CLONE_NEWNS
 const SETID_BITS: u32 = libc::S_ISUID | libc::S_ISGID;
 const CREATES: u32 = (libc::O_CREAT | (libc::O_TMPFILE & !libc::O_DIRECTORY)) as u32;
 const SOCKET_TYPE: u32 = 0xf;
+// Terminal requests; the kernel reads them as 32 bits.
+const TIOCSTI: u32 = 0x5412;
+const TIOCLINUX: u32 = 0x541c;
+const TIOCCONS: u32 = 0x541d;
+const TIOCSETD: u32 = 0x5423;
 
 // Numbers the libc crate does not name yet.
 const SYS_IO_PGETEVENTS: c_long = 333;
@@ -293,10 +298,10 @@ const CONDITIONS: &[Condition] = &[
         why: "pushing characters into a terminal types commands for whoever reads it next",
         calls: &[libc::SYS_ioctl],
         clauses: &[
-            (&[Test::Is(1, libc::TIOCSTI as u32)], Verdict::Refuse(EPERM)),
-            (&[Test::Is(1, libc::TIOCLINUX as u32)], Verdict::Refuse(EPERM)),
-            (&[Test::Is(1, libc::TIOCSETD as u32)], Verdict::Refuse(EPERM)),
-            (&[Test::Is(1, libc::TIOCCONS as u32)], Verdict::Refuse(EPERM)),
+            (&[Test::Is(1, TIOCSTI)], Verdict::Refuse(EPERM)),
+            (&[Test::Is(1, TIOCLINUX)], Verdict::Refuse(EPERM)),
+            (&[Test::Is(1, TIOCSETD)], Verdict::Refuse(EPERM)),
+            (&[Test::Is(1, TIOCCONS)], Verdict::Refuse(EPERM)),
         ],
         otherwise: Verdict::Allow,
     },
@@ -526,12 +531,9 @@ fn clause(tests: &[Test], verdict: Verdict) -> Vec<Instruction> {
             Test::MaskedIs(arg, mask, value) => {
                 vec![load(low(arg)), Instruction { code: AND, jt: 0, jf: 0, k: mask }, jump(JUMP_EQUAL, value, 0, past)]
             }
-            Test::NotNull(arg) => vec![
-                load(low(arg)),
-                jump(JUMP_EQUAL, 0, 0, 2),
-                load(low(arg) + 4),
-                jump(JUMP_EQUAL, 0, past, 0),
-            ],
+            Test::NotNull(arg) => {
+                vec![load(low(arg)), jump(JUMP_EQUAL, 0, 0, 2), load(low(arg) + 4), jump(JUMP_EQUAL, 0, past, 0)]
+            }
         };
         code.splice(0..0, question);
     }
@@ -559,6 +561,7 @@ fn number(call: c_long) -> u32 {
 }
 
 #[cfg(test)]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small constants")]
 mod tests {
     use super::*;
 
@@ -570,7 +573,7 @@ mod tests {
                 OFFSET_ARCH => arch,
                 _ => {
                     let arg = args[(offset as usize - 16) / 8];
-                    if offset % 8 == 0 { arg as u32 } else { (arg >> 32) as u32 }
+                    if offset.is_multiple_of(8) { arg as u32 } else { (arg >> 32) as u32 }
                 }
             }
         };
@@ -654,7 +657,10 @@ mod tests {
         assert_eq!(answer(libc::SYS_ioctl, args(&[0, sti])), REFUSED);
         assert_eq!(answer(libc::SYS_ioctl, args(&[0, sti | 1 << 32])), REFUSED);
         assert_eq!(answer(libc::SYS_ioctl, args(&[0, libc::TIOCGWINSZ])), "allow");
-        assert_eq!(answer(libc::SYS_socket, args(&[16 | 1 << 40, 3, 0])), "Address family not supported by protocol (os error 97)");
+        assert_eq!(
+            answer(libc::SYS_socket, args(&[16 | 1 << 40, 3, 0])),
+            "Address family not supported by protocol (os error 97)"
+        );
     }
 
     #[test]

@@ -168,7 +168,8 @@ pub(crate) fn view(parts: &Parts<'_>) -> Vec<Entry> {
     view.directory("/proc", false);
     view.entries.push(Entry::Proc);
     view.entries.extend(READ_ONLY.iter().map(|path| Entry::ReadOnly { path: path.into() }));
-    view.entries.extend(MASKED.iter().map(|(path, directory)| Entry::Mask { path: path.into(), directory: *directory }));
+    view.entries
+        .extend(MASKED.iter().map(|(path, directory)| Entry::Mask { path: path.into(), directory: *directory }));
     view.directory("/run", false);
     view.link(Path::new("/var/run"), Path::new("/run"));
     view.scratch("tmp", "/tmp", 0o1777);

@@ -29,8 +29,8 @@ pub struct Request {
 
 /// Sees a run's output as it comes.
 pub trait Viewer {
-    /// The run has a name and is about to start.
-    fn started(&mut self, _record: &Record) {}
+    /// Every wall stands and the command is about to begin.
+    fn started(&mut self, _run: &RunId) {}
     /// Output that was kept.
     fn output(&mut self, stream: Stream, bytes: &[u8]);
     /// Whether more can be shown now.
@@ -88,7 +88,6 @@ impl Gate {
         };
         live.write(&self.home)?;
         let mut recorder = Recorder::new(&self.home, &mut live, &record.artifacts, viewer)?;
-        recorder.viewer.started(&record);
         let cgroup = format!("hotcell-{}", record.run_id);
         let ran = plan.run_with(&cgroup, request.stdin, &mut recorder, remote);
         record.ended_at = Some(Timestamp::now());
@@ -213,6 +212,10 @@ impl Observer for Recorder<'_> {
         self.live.init_pid = Some(cell.init_pid);
         self.live.cgroups = cell.cgroups.to_vec();
         self.live.write(self.home).map_err(io::Error::other)
+    }
+
+    fn proven(&mut self) {
+        self.viewer.started(&self.live.run_id);
     }
 
     fn output(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// An opened home.
@@ -38,10 +38,24 @@ pub enum HomeError {
         /// Which.
         path: PathBuf,
     },
+    /// It is somebody else's directory: nothing of ours is in it.
+    #[error("`{}` has files in it and is not a home of hotcell's", path.display())]
+    NotAHome {
+        /// Which.
+        path: PathBuf,
+    },
+    /// Others may look into it.
+    #[error("the home directory `{}` can be entered by others (mode {mode:o})", path.display())]
+    NotPrivate {
+        /// Which.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+    },
 }
 
 impl Home {
-    /// Opens a home, making it and what is in it on first use, for its owner alone.
+    /// Opens a home, making it on first use, for its owner alone.
     pub fn open(path: &Path) -> Result<Home, HomeError> {
         let make = |path: &Path| {
             fs::DirBuilder::new()
@@ -53,16 +67,24 @@ impl Home {
         if path.exists() && !path.is_dir() {
             return Err(HomeError::NotADirectory { path: path.to_owned() });
         }
-        make(path)?;
-        let path = fs::canonicalize(path).map_err(|source| HomeError::Make { path: path.to_owned(), source })?;
+        let cannot = |source| HomeError::Make { path: path.to_owned(), source };
+        if path.is_dir() {
+            // A directory that was there before is used as it is or not at all: nothing of it is changed.
+            let is_empty = fs::read_dir(path).map_err(cannot)?.next().is_none();
+            if !is_empty && !path.join("runs").is_dir() {
+                return Err(HomeError::NotAHome { path: path.to_owned() });
+            }
+        } else {
+            make(path)?;
+        }
+        let path = fs::canonicalize(path).map_err(cannot)?;
         let home = fs::metadata(&path).map_err(|source| HomeError::Make { path: path.clone(), source })?;
         let us = rustix::process::geteuid().as_raw();
         if home.uid() != us {
             return Err(HomeError::NotOurs { path, owner: home.uid(), us });
         }
         if home.mode() & 0o077 != 0 {
-            let private = fs::Permissions::from_mode(0o700);
-            fs::set_permissions(&path, private).map_err(|source| HomeError::Make { path: path.clone(), source })?;
+            return Err(HomeError::NotPrivate { path, mode: home.mode() & 0o7777 });
         }
         let home = Home { path };
         make(&home.runs())?;

@@ -67,7 +67,9 @@ static CALLS: &[(&str, Call)] = &[
         let mut parameters = [0u64; 15];
         sys!(libc::SYS_io_uring_setup, 1 as c_long, parameters.as_mut_ptr())
     }),
-    ("io_uring_enter", || sys!(libc::SYS_io_uring_enter, -1 as c_long, 0 as c_long, 0 as c_long, 0 as c_long, NULL, 0 as c_long)),
+    ("io_uring_enter", || {
+        sys!(libc::SYS_io_uring_enter, -1 as c_long, 0 as c_long, 0 as c_long, 0 as c_long, NULL, 0 as c_long)
+    }),
     ("io_uring_register", || sys!(libc::SYS_io_uring_register, -1 as c_long, 0 as c_long, NULL, 0 as c_long)),
     ("userfaultfd", || sys!(libc::SYS_userfaultfd, libc::O_CLOEXEC | 1)),
     ("perf_event_open", || {
@@ -106,7 +108,13 @@ static CALLS: &[(&str, Call)] = &[
     ("memfd_secret", || sys!(libc::SYS_memfd_secret, 0 as c_long)),
     ("personality", || sys!(libc::SYS_personality, 0x004_0000 as c_long)),
     ("chmod-setuid", || {
-        let fd = sys!(libc::SYS_openat, CWD, c"/tmp/hotcell-probe".as_ptr(), libc::O_CREAT | libc::O_WRONLY | libc::O_CLOEXEC, 0o644)?;
+        let fd = sys!(
+            libc::SYS_openat,
+            CWD,
+            c"/tmp/hotcell-probe".as_ptr(),
+            libc::O_CREAT | libc::O_WRONLY | libc::O_CLOEXEC,
+            0o644
+        )?;
         sys!(libc::SYS_fchmod, fd, 0o4755 as c_long)
     }),
     ("tiocsti", || sys!(libc::SYS_ioctl, 0 as c_long, c_long::from(0x5412u32), c"x".as_ptr())),
@@ -123,7 +131,9 @@ static CALLS: &[(&str, Call)] = &[
     ("nice-minus-20", || sys!(libc::SYS_setpriority, libc::PRIO_PROCESS as c_long, 0 as c_long, -20 as c_long)),
     ("ioprio-realtime", || sys!(libc::SYS_ioprio_set, 1 as c_long, 0 as c_long, (1 << 13) as c_long)),
     ("setuid-0", || sys!(libc::SYS_setresuid, 0 as c_long, 0 as c_long, 0 as c_long)),
-    ("mknod-block", || sys!(libc::SYS_mknodat, CWD, c"/tmp/hotcell-disk".as_ptr(), libc::S_IFBLK | 0o600, libc::makedev(254, 0))),
+    ("mknod-block", || {
+        sys!(libc::SYS_mknodat, CWD, c"/tmp/hotcell-disk".as_ptr(), libc::S_IFBLK | 0o600, libc::makedev(254, 0))
+    }),
     ("x32", || {
         let getpid = 39;
         sys!(0x4000_0000 | getpid as c_long)

@@ -46,6 +46,8 @@ pub enum Event {
     Ended {
         /// As `wait` gives it.
         status: i32,
+        /// How many processes it left behind, which were killed.
+        n_left: u64,
     },
     /// Every process of the cell is gone; init's numbers can be read until [`Spawner::reap`].
     Gone,
@@ -161,7 +163,7 @@ impl Spawner {
             },
             wire::MESSAGE_READY => Event::Ready(fds),
             wire::MESSAGE_FAULT => Event::Fault { op: message.op, answer: message.value },
-            wire::MESSAGE_ENDED => Event::Ended { status: value_i32 },
+            wire::MESSAGE_ENDED => Event::Ended { status: value_i32, n_left: message.usage[0].cast_unsigned() },
             wire::MESSAGE_GONE => Event::Gone,
             wire::MESSAGE_REAPED => {
                 let [user_us, system_us, resident_max_kib] = message.usage;
@@ -183,9 +185,7 @@ impl Spawner {
             return Err(io::Error::other("too many descriptors for one message"));
         }
         let bytes = [io::IoSlice::new(command_bytes(command))];
-        rustix::io::retry_on_intr(|| {
-            rustix::net::sendmsg(&self.control, &bytes, &mut ancillary, SendFlags::NOSIGNAL)
-        })?;
+        rustix::io::retry_on_intr(|| rustix::net::sendmsg(&self.control, &bytes, &mut ancillary, SendFlags::NOSIGNAL))?;
         Ok(())
     }
 
@@ -223,12 +223,8 @@ impl Spawner {
             u64::from_ne_bytes(word)
         };
         let signed = |at: usize| word(at).cast_signed();
-        let message = wire::Message {
-            kind: word(0),
-            op: word(1),
-            value: signed(2),
-            usage: [signed(3), signed(4), signed(5)],
-        };
+        let message =
+            wire::Message { kind: word(0), op: word(1), value: signed(2), usage: [signed(3), signed(4), signed(5)] };
         Ok((message, fds))
     }
 }
@@ -271,7 +267,8 @@ fn stub_path() -> io::Result<PathBuf> {
 fn sealed_stub() -> io::Result<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     // Kernels before 6.3 know no MFD_EXEC and make every memfd executable.
-    let writable = File::from(memfd("hotcell-stub", flags | MemfdFlags::EXEC).or_else(|_| memfd("hotcell-stub", flags))?);
+    let writable =
+        File::from(memfd("hotcell-stub", flags | MemfdFlags::EXEC).or_else(|_| memfd("hotcell-stub", flags))?);
     (&writable).write_all(STUB)?;
     rustix::fs::fchmod(&writable, rustix::fs::Mode::from_raw_mode(0o555))?;
     let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;

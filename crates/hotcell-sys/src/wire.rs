@@ -126,7 +126,8 @@ pub struct Message {
     pub op: u64,
     /// A pid, a wait status, or what the kernel answered.
     pub value: i64,
-    /// For [`MESSAGE_REAPED`]: user µs, system µs, largest resident set in KiB.
+    /// For [`MESSAGE_REAPED`]: user µs, system µs, largest resident set in KiB. For [`MESSAGE_ENDED`]: how
+    /// many processes the payload left behind.
     pub usage: [i64; 3],
 }
 

@@ -17,7 +17,7 @@ fn events(program: &Program<&'static str>, inputs: &[std::os::fd::BorrowedFd<'_>
             Event::Spawned { .. } => "spawned".to_owned(),
             Event::Ready(fds) => format!("ready {}", fds.len()),
             Event::Fault { op, answer } => format!("fault {:?} {answer}", image.label(op).map(|(_, label)| *label)),
-            Event::Ended { status } => format!("ended {status:#x}"),
+            Event::Ended { status, .. } => format!("ended {status:#x}"),
             Event::Gone => {
                 spawner.reap().expect("the stub listens");
                 "gone".to_owned()

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use hotcell_cell::doctor::{Diagnosis, State, diagnose};
 use hotcell_cell::Host;
+use hotcell_cell::doctor::{Diagnosis, State, diagnose};
 
 use crate::cli::DoctorArgs;
 use crate::error::Failure;
@@ -25,7 +25,11 @@ pub(crate) fn doctor(host: &Host, home: &Path, args: &DoctorArgs) -> Result<u8, 
     } else {
         text(&diagnosis)
     };
-    screen::data(&text).map_err(|source| Failure::Io { message: "cannot write to stdout".to_owned(), hint: None, source })?;
+    screen::data(&text).map_err(|source| Failure::Io {
+        message: "cannot write to stdout".to_owned(),
+        hint: None,
+        source,
+    })?;
     Ok(if diagnosis.is_sound() { 0 } else { 4 })
 }
 

@@ -16,11 +16,21 @@ pub(crate) enum Failure {
     Gate(Box<GateError>),
     Record(RecordError),
     /// A wrong use that the parser could not see.
-    Usage { message: String, hint: String },
+    Usage {
+        message: String,
+        hint: String,
+    },
     /// Something to be read or written at the edge.
-    Io { message: String, hint: Option<String>, source: std::io::Error },
+    Io {
+        message: String,
+        hint: Option<String>,
+        source: std::io::Error,
+    },
     /// A request that was understood and refused.
-    Refused { message: String, hint: String },
+    Refused {
+        message: String,
+        hint: String,
+    },
 }
 
 /// Where a failure happened: `run` has its own codes, because most codes are its command's.
@@ -62,10 +72,13 @@ impl Failure {
             Failure::Home(HomeError::Make { .. }) => {
                 "choose a place that can be written: hotcell --home DIR …, or set HOTCELL_HOME".to_owned()
             }
+            Failure::Home(HomeError::NotPrivate { path, .. }) => format!("close it: chmod 700 '{}'", path.display()),
             Failure::Home(_) => "choose another place: hotcell --home DIR …, or set HOTCELL_HOME".to_owned(),
             Failure::Plan(error) => return plan_hint(error),
             Failure::Gate(error) => match &**error {
-                GateError::Record(_) => "look at the space and the rights there: df -h and ls -ld on that path".to_owned(),
+                GateError::Record(_) => {
+                    "look at the space and the rights there: df -h and ls -ld on that path".to_owned()
+                }
                 GateError::Run { source, .. } => return run_hint(source),
             },
             Failure::Record(RecordError::NotFound(_)) => "list the runs: hotcell ls".to_owned(),
@@ -118,8 +131,12 @@ fn plan_hint(error: &PlanError) -> Option<String> {
             format!("look for it: command -v '{name}'; a file of your project is found with --workspace DIR")
         }
         PlanError::Command(CommandError::Directory(_)) => "give a program: hotcell run -- ls DIR".to_owned(),
-        PlanError::Command(CommandError::NotExecutable(path)) => format!("make it executable: chmod +x '{}'", path.display()),
-        PlanError::Limit(limit) => format!("give more: hotcell run --{} {} …", limit.limit, limit.least.replace(' ', "")),
+        PlanError::Command(CommandError::NotExecutable(path)) => {
+            format!("make it executable: chmod +x '{}'", path.display())
+        }
+        PlanError::Limit(limit) => {
+            format!("give more: hotcell run --{} {} …", limit.limit, limit.least.replace(' ', ""))
+        }
         PlanError::Path { .. } => "see what is there: ls -ld on that path".to_owned(),
         PlanError::Unreadable { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
             "see what is there: ls -ld on the directory above it".to_owned()
@@ -141,7 +158,9 @@ fn run_hint(error: &RunError) -> Option<String> {
 }
 
 fn wall_hint(wall: Wall) -> String {
-    format!("see why and what would help: hotcell doctor; or, knowing what it costs: hotcell run --allow-missing {wall} …")
+    format!(
+        "see why and what would help: hotcell doctor; or, knowing what it costs: hotcell run --allow-missing {wall} …"
+    )
 }
 
 macro_rules! from {

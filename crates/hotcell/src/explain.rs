@@ -21,13 +21,16 @@ pub(crate) fn text(plan: &Plan, args: &RunArgs) -> String {
     line("executable", shown(plan.program().as_os_str().as_bytes()));
     line("directory", shown(plan.cwd().as_os_str().as_bytes()));
     line("identity", identity(plan));
-    line("workspace", match plan.workspace() {
-        Some(workspace) => {
-            let mode = format!("{:?}", workspace.mode).to_lowercase();
-            format!("{} ({mode})", shown(workspace.path.as_os_str().as_bytes()))
-        }
-        None => "none: the directory is empty, writable and gone afterwards".to_owned(),
-    });
+    line(
+        "workspace",
+        match plan.workspace() {
+            Some(workspace) => {
+                let mode = format!("{:?}", workspace.mode).to_lowercase();
+                format!("{} ({mode})", shown(workspace.path.as_os_str().as_bytes()))
+            }
+            None => "none: the directory is empty, writable and gone afterwards".to_owned(),
+        },
+    );
     line("stdin", shown(args.stdin.as_bytes()));
     let walls = |wanted: Standing| {
         let names = plan.walls().iter().filter(|(_, standing)| **standing == wanted).map(|(wall, _)| wall.name());
@@ -84,5 +87,9 @@ pub(crate) fn json(plan: &Plan) -> String {
 /// An argument as a shell would take it.
 fn quoted(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-./=:,+@%".contains(&byte);
-    if !text.is_empty() && text.bytes().all(plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', "'\\''")) }
+    if !text.is_empty() && text.bytes().all(plain) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', "'\\''"))
+    }
 }

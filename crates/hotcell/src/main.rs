@@ -95,7 +95,8 @@ fn home_path(flag: Option<PathBuf>, host: &Host) -> PathBuf {
     let upward = || host.cwd.ancestors().map(|directory| directory.join(".hotcell")).find(|path| path.is_dir());
     let data = || {
         let base = variable("XDG_DATA_HOME");
-        base.or_else(|| host.home.as_ref().map(|home| home.join(".local/share"))).unwrap_or_else(|| Path::new("/tmp").to_owned())
+        base.or_else(|| host.home.as_ref().map(|home| home.join(".local/share")))
+            .unwrap_or_else(|| Path::new("/tmp").to_owned())
     };
     flag.map(|path| host.cwd.join(path))
         .or_else(|| variable("HOTCELL_HOME"))

@@ -141,10 +141,12 @@ fn status_sets(names: &[&str]) -> Vec<Value> {
 /// Descriptors other than the first three and the one that lists them; and whether the three are pipes.
 fn descriptors() -> Vec<Value> {
     let mut tries = Vec::new();
-    let listed: Vec<OsString> = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten().map(|fd| fd.file_name()).collect();
+    let listed: Vec<OsString> =
+        fs::read_dir("/proc/self/fd").into_iter().flatten().flatten().map(|fd| fd.file_name()).collect();
     let leaked = listed.iter().filter(|fd| {
         let target = fs::read_link(std::path::Path::new("/proc/self/fd").join(fd));
-        let own_listing = target.as_ref().is_ok_and(|target| target.as_os_str().as_bytes().ends_with(b"/fd")) || target.is_err();
+        let own_listing =
+            target.as_ref().is_ok_and(|target| target.as_os_str().as_bytes().ends_with(b"/fd")) || target.is_err();
         !["0", "1", "2"].iter().any(|stream| fd == stream) && !own_listing
     });
     tries.push(tried("a descriptor above 2", present(leaked.count() > 0)));

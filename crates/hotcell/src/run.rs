@@ -95,11 +95,10 @@ fn pass_the_gate(
 ) -> Result<(Record, Timings), Failure> {
     let mut tee = Tee::new(!args.json);
     if !args.quiet && !args.json {
-        let walls: Vec<&str> = plan.walls().keys().filter(|wall| plan.asks_for(**wall)).map(|wall| wall.name()).collect();
+        let walls: Vec<&str> =
+            plan.walls().keys().filter(|wall| plan.asks_for(**wall)).map(|wall| wall.name()).collect();
         let walls = walls.join(" ");
-        tee.on_start = Some(Box::new(move |record| {
-            screen::note(&format!("started  {}  walls: {walls}", record.run_id));
-        }));
+        tee.on_start = Some(Box::new(move |run| screen::note(&format!("started  {run}  walls: {walls}"))));
     }
     let request = Request { stdin, name: args.name.clone(), labels: args.label.iter().cloned().collect() };
     let ran = Gate::of(home).run(plan, request, &mut tee, Some(remote));
@@ -235,7 +234,9 @@ pub(crate) fn ending(record: &Record) -> String {
     if let Some(workspace) = record.workspace.as_ref().filter(|workspace| workspace.mode == "cow") {
         let n = workspace.changed.len();
         let more = if workspace.changed_truncated { " or more" } else { "" };
-        text.push_str(&format!("\n         {n}{more} changed in the workspace's copy; the host's files are as they were"));
+        text.push_str(&format!(
+            "\n         {n}{more} changed in the workspace's copy; the host's files are as they were"
+        ));
     }
     let weak = record.weak_walls();
     if !weak.is_empty() {

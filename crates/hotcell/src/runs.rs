@@ -15,7 +15,11 @@ use crate::error::Failure;
 use crate::screen;
 
 fn print(text: &str) -> Result<(), Failure> {
-    screen::data(text).map_err(|source| Failure::Io { message: "cannot write to stdout".to_owned(), hint: None, source })
+    screen::data(text).map_err(|source| Failure::Io {
+        message: "cannot write to stdout".to_owned(),
+        hint: None,
+        source,
+    })
 }
 
 fn is_running(home: &Home, record: &Record) -> bool {
@@ -149,7 +153,8 @@ pub(crate) fn logs(home: &Home, args: &LogsArgs) -> Result<(), Failure> {
     let mut stderr = open("stderr.log", !args.stdout)?;
     loop {
         // Asked before copying: what was written before the end is copied after it.
-        let running = args.follow && LiveCell::find(home, &record.run_id).is_some_and(|cell| cell.supervisor.is_alive());
+        let running =
+            args.follow && LiveCell::find(home, &record.run_id).is_some_and(|cell| cell.supervisor.is_alive());
         copy(stdout.as_mut(), &mut io::stdout())?;
         copy(stderr.as_mut(), &mut io::stderr())?;
         if !running {

@@ -9,20 +9,23 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
+use hotcell_base::RunId;
 use hotcell_cell::Stream;
-use hotcell_gate::{Record, Viewer};
+use hotcell_gate::Viewer;
 
 use crate::screen;
 
 /// Bytes that may wait to be shown.
 const QUEUED_BYTES_MAX: usize = 1 << 20;
 
+type OnStart = Box<dyn FnOnce(&RunId)>;
+
 pub(crate) struct Tee {
     queue: Option<Sender<(Stream, Vec<u8>)>>,
     queued_bytes: Arc<AtomicUsize>,
     writer: Option<JoinHandle<()>>,
-    /// Called once, when the run has a name.
-    pub(crate) on_start: Option<Box<dyn FnOnce(&Record)>>,
+    /// Called once, when every wall stands.
+    pub(crate) on_start: Option<OnStart>,
 }
 
 impl Tee {
@@ -50,9 +53,9 @@ impl Tee {
 }
 
 impl Viewer for Tee {
-    fn started(&mut self, record: &Record) {
+    fn started(&mut self, run: &RunId) {
         if let Some(on_start) = self.on_start.take() {
-            on_start(record);
+            on_start(run);
         }
     }
 

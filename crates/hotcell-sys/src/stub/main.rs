@@ -1,4 +1,4 @@
-//! The executable around [`run`]: an entry point, a panic that stops, and the four memory functions
+//! The executable around [`run`]: an entry point, a panic that stops, and the memory functions
 //! the compiler may call. Built by `build.rs`, embedded in the library, started from sealed memory.
 
 #![no_std]
@@ -84,4 +84,10 @@ unsafe extern "C" fn memcmp(a: *const u8, b: *const u8, len: usize) -> i32 {
         at += 1;
     }
     0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn bcmp(a: *const u8, b: *const u8, len: usize) -> i32 {
+    // SAFETY: the same promise.
+    unsafe { memcmp(a, b, len) }
 }

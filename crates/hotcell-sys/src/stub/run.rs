@@ -250,8 +250,8 @@ fn reap_until_end(payload: i64) -> ! {
                     break;
                 }
                 if pid == payload {
-                    end_all();
-                    send(&Message { kind: MESSAGE_ENDED, value: i64::from(status), ..Message::default() }, &[]);
+                    let usage = [end_all(), 0, 0];
+                    send(&Message { kind: MESSAGE_ENDED, value: i64::from(status), usage, ..Message::default() }, &[]);
                     exit(0);
                 }
             }
@@ -274,16 +274,19 @@ fn reap_until_end(payload: i64) -> ! {
 }
 
 /// Kills whatever the payload left behind and waits for it, so that what it used is counted. Leaving
-/// would kill it as well, uncounted.
-fn end_all() {
+/// would kill it as well, uncounted. Returns how many processes there were.
+fn end_all() -> i64 {
+    let mut n_processes = 0;
     if !signal_all(SIGKILL) {
-        return;
+        return n_processes;
     }
     loop {
         // SAFETY: asks for neither status nor usage.
         let pid = unsafe { call!(nr::WAIT4, u64::MAX, 0, WALL, 0) };
-        if pid < 0 && pid != EINTR {
-            return;
+        if pid > 0 {
+            n_processes += 1;
+        } else if pid != EINTR {
+            return n_processes;
         }
     }
 }
@@ -329,10 +332,10 @@ unsafe fn payload(header: &Header) -> ! {
 /// `header` must be that of an image built by this crate's `program` and mapped at [`BASE`] (or,
 /// in a test, wherever its addresses point to).
 pub(crate) unsafe fn interpret(header: &Header, section: Section) -> Result<(), Fault> {
-    let first = u64::from(section.first);
-    for idx in first..first + u64::from(section.count) {
-        // SAFETY: sections lie inside the op table.
-        let op = unsafe { &*(header.ops as *const Op).add(idx as usize) };
+    let (first, count) = (section.first as usize, section.count as usize);
+    // SAFETY: the op table has at least the ops its sections name.
+    let ops = unsafe { core::slice::from_raw_parts(header.ops as *const Op, first + count) };
+    for (idx, op) in ops.iter().enumerate().skip(first) {
         let mut args = op.args;
         for (bit, arg) in args.iter_mut().enumerate() {
             if op.slots & (1 << bit) != 0 {
@@ -363,7 +366,7 @@ pub(crate) unsafe fn interpret(header: &Header, section: Section) -> Result<(), 
             _ => answer >= 0,
         };
         if !holds {
-            return Err(Fault { op: idx, answer });
+            return Err(Fault { op: idx as u64, answer });
         }
         if op.keep != 0 {
             // SAFETY: a slot of the image, which is mapped writable and private.
@@ -380,16 +383,11 @@ pub(crate) unsafe fn interpret(header: &Header, section: Section) -> Result<(), 
 /// # Safety
 /// Both ranges must be readable.
 unsafe fn differ(a: *const u8, b: *const u8, len: usize) -> bool {
-    for at in 0..len {
-        // SAFETY: inside the range the caller vouches for.
-        let x = unsafe { *a.add(at) };
-        // SAFETY: as above.
-        let y = unsafe { *b.add(at) };
-        if x != y {
-            return true;
-        }
-    }
-    false
+    // SAFETY: as the caller vouches.
+    let a = unsafe { core::slice::from_raw_parts(a, len) };
+    // SAFETY: as the caller vouches.
+    let b = unsafe { core::slice::from_raw_parts(b, len) };
+    a != b
 }
 
 fn fail(fault: Fault) -> ! {
@@ -491,8 +489,7 @@ fn send(message: &Message, fds: &[i32]) {
 }
 
 fn send_on(socket: i32, message: &Message, fds: &[i32]) {
-    let mut rights =
-        Rights::<EXPORTS_MAX> { len: 0, level: SOL_SOCKET, kind: SCM_RIGHTS, fds: [0; EXPORTS_MAX] };
+    let mut rights = Rights::<EXPORTS_MAX> { len: 0, level: SOL_SOCKET, kind: SCM_RIGHTS, fds: [0; EXPORTS_MAX] };
     for (to, from) in rights.fds.iter_mut().zip(fds) {
         *to = *from;
     }

@@ -1,1 +1,195 @@
-//! x
+//! Wrong input: a clear error, a hint, the right code, and nothing half-done.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
+
+use crate::support::*;
+
+/// Runs hotcell, expects a refusal with this code, and gives what it said.
+#[track_caller]
+fn refused<T: AsRef<OsStr>>(bench: &Bench, code: i32, args: impl IntoIterator<Item = T>) -> String {
+    let output = bench.output(args);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{said}");
+    assert_eq!(text(&output.stdout), "");
+    assert!(said.starts_with("error: "), "{said}");
+    said
+}
+
+#[track_caller]
+fn says(said: &str, words: &[&str]) {
+    for word in words {
+        assert!(said.contains(word), "`{word}` is not in\n{said}");
+    }
+}
+
+#[test]
+fn unknown_flags_and_words_suggest_the_nearest() {
+    let bench = Bench::new();
+    says(&refused(&bench, 125, ["run", "--memry", "1G", "--", "true"]), &["--memry", "--memory"]);
+    says(&refused(&bench, 2, ["lst"]), &["lst", "ls"]);
+    says(&refused(&bench, 125, ["run", "-w", "/tmp", "--mode", "cwo", "--", "true"]), &["cwo", "cow"]);
+    says(&refused(&bench, 125, ["run", "--require", "secomp", "--", "true"]), &["secomp", "seccomp"]);
+}
+
+#[test]
+fn quantities_that_are_none_are_named_with_what_would_be_one() {
+    let bench = Bench::new();
+    says(&refused(&bench, 125, ["run", "--memory", "lots", "--", "true"]), &["lots", "512MiB"]);
+    says(&refused(&bench, 125, ["run", "--memory", "-1", "--", "true"]), &["-1"]);
+    says(&refused(&bench, 125, ["run", "--time", "soon", "--", "true"]), &["soon", "90s"]);
+    says(&refused(&bench, 125, ["run", "--time", "0", "--", "true"]), &["less than 1ms"]);
+    says(&refused(&bench, 125, ["run", "--cpus", "none", "--", "true"]), &["none", "0.5"]);
+    says(&refused(&bench, 125, ["run", "--pids", "many", "--", "true"]), &["many"]);
+    says(&refused(&bench, 125, ["run", "--pids", "0", "--", "true"]), &["pids limit 0", "--pids 1"]);
+    says(&refused(&bench, 125, ["run", "--memory", "1k", "--", "true"]), &["1 KiB", "4 MiB", "hint:"]);
+    says(&refused(&bench, 125, ["run", "--label", "novalue", "--", "true"]), &["key=value"]);
+    says(&refused(&bench, 125, ["run", "--name", "../x", "--", "true"]), &["../x"]);
+}
+
+#[test]
+fn commands_that_are_none() {
+    let bench = Bench::new();
+    says(&refused(&bench, 125, ["run"]), &["COMMAND"]);
+    says(&refused(&bench, 125, ["run", "--", ""]), &["no command", "hint:"]);
+    says(&refused(&bench, 127, ["run", "--", "no-such"]), &["`no-such`", "hint:"]);
+    says(&refused(&bench, 127, ["run", "--", "/no/such"]), &["`/no/such`"]);
+    says(&refused(&bench, 127, ["run", "--", "./no-such"]), &["`./no-such`", "--workspace"]);
+    says(&refused(&bench, 126, ["run", "--", "/usr"]), &["is a directory", "hint:"]);
+    let plain = bench.file("plain.sh", "echo hi\n");
+    says(&refused(&bench, 126, ["run", "--", plain.to_str().unwrap()]), &["no execute permission", "chmod +x"]);
+    // A script whose interpreter is not there fails where every program would: at exec.
+    let orphan = bench.file("orphan", "#!/no/such/interpreter\n");
+    std::fs::set_permissions(&orphan, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let (record, code) = bench.json([orphan.to_str().unwrap()]);
+    assert_eq!((code, record["outcome"].as_str()), (127, Some("not_found")));
+}
+
+#[test]
+fn workspaces_that_are_none() {
+    let bench = Bench::new();
+    let file = bench.file("file", "x");
+    let link = bench.path("link");
+    symlink(bench.dir("real"), &link).unwrap();
+    let workspace = |path: &std::path::Path| {
+        refused(&bench, 125, ["run".as_ref(), "-w".as_ref(), path.as_os_str(), "--".as_ref(), "true".as_ref()])
+    };
+    says(&workspace(&bench.path("missing")), &["missing", "No such file", "hint:"]);
+    says(&workspace(&file), &["is not a directory"]);
+    says(&workspace(&link), &["is a symbolic link"]);
+    says(&workspace(std::path::Path::new("/")), &["root of the filesystem"]);
+    says(&workspace(std::path::Path::new("/proc")), &["belongs to the system"]);
+    says(&workspace(std::path::Path::new("/usr")), &["belongs to the system"]);
+    let home = bench.dir("home-of-user");
+    let output =
+        bench.hotcell(["run", "-w", home.to_str().unwrap(), "--", "true"]).env("HOME", &home).output().unwrap();
+    says(&text(&output.stderr), &["home directory"]);
+    says(&refused(&bench, 125, ["run", "--mode", "cow", "--", "true"]), &["--workspace"]);
+    let real = bench.path("real");
+    says(&refused(&bench, 125, ["run", "-w", real.to_str().unwrap(), "-C", "nowhere", "--", "true"]), &["nowhere"]);
+    says(&refused(&bench, 125, ["run", "-C", "/no/such", "--", "true"]), &["/no/such", "hint:"]);
+}
+
+#[test]
+fn mounts_that_are_none() {
+    let bench = Bench::new();
+    let real = bench.dir("real");
+    let real = real.to_str().unwrap();
+    let mount = |mount: &str| refused(&bench, 125, ["run", "--mount", mount, "--", "true"]);
+    says(&mount("/tmp"), &["is not a mount", "SRC:DST"]);
+    says(&mount(":/x"), &["is not a mount"]);
+    says(&mount("/no/such:/x"), &["/no/such", "No such file"]);
+    says(&mount(&format!("{real}:relative")), &["relative", "absolute"]);
+    says(&mount(&format!("{real}:/")), &["cannot be covered"]);
+    says(&mount(&format!("{real}:/proc/x")), &["cannot be covered"]);
+    says(&mount("/proc:/x"), &["belongs to the kernel"]);
+    says(&mount("/:/x"), &["whole filesystem"]);
+    if is_root() {
+        skip("mounts: root can read every path, so none is unreadable");
+    } else {
+        says(&mount("/root:/x"), &["/root", "Permission denied", "hint:"]);
+    }
+}
+
+#[test]
+fn stdin_that_is_none() {
+    let bench = Bench::new();
+    says(&refused(&bench, 125, ["run", "--stdin", "/no/such", "--", "cat"]), &["/no/such", "hint:"]);
+    says(&refused(&bench, 125, ["run", "--stdin", "/usr", "--", "cat"]), &["/usr", "directory"]);
+}
+
+#[test]
+fn arguments_may_be_long_and_need_not_be_text() {
+    let bench = Bench::new();
+    let long = "x".repeat(100_000);
+    let output = bench.output(["run", "-q", "--", "sh", "-c", "printf %s \"$1\" | wc -c", "sh", &long]);
+    assert_eq!(text(&output.stdout).trim(), "100000", "{}", text(&output.stderr));
+    let many: Vec<String> = (0..20_000).map(|n| n.to_string()).collect();
+    let counted = bench.hotcell(["run", "-q", "--", "sh", "-c", "echo $#", "sh"]).args(&many).output().unwrap();
+    assert_eq!(text(&counted.stdout), "20000\n");
+    let bytes = OsStr::from_bytes(b"\xff\xfe \x1b[31m");
+    let args = ["run", "-q", "--", "printf", "%s"].map(OsStr::new);
+    let output = bench.output(args.into_iter().chain([bytes]));
+    assert_eq!(output.stdout, bytes.as_bytes());
+    let listed = text(&bench.output(["ls"]).stdout);
+    assert!(listed.contains("\\xff\\xfe \\u{1b}[31m"), "{listed}");
+    says(&refused(&bench, 127, [OsStr::new("run"), OsStr::new("--"), bytes]), &["\\xff\\xfe"]);
+    says(&refused(&bench, 125, ["run", "-e", "=x", "--", "true"]), &["environment variable"]);
+}
+
+#[test]
+fn a_home_that_cannot_be_written_refuses_before_anything_runs() {
+    let bench = Bench::new();
+    let file = bench.file("not-a-directory", "");
+    let output = bench.hotcell(["run", "--", "true"]).env("HOTCELL_HOME", &file).output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    says(&text(&output.stderr), &["not-a-directory", "HOTCELL_HOME"]);
+    let output = bench.hotcell(["run", "--", "true"]).env("HOTCELL_HOME", "/proc/hotcell").output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    says(&text(&output.stderr), &["/proc/hotcell", "hint:"]);
+    // A directory of somebody else's is left exactly as it is.
+    let theirs = bench.dir("theirs");
+    bench.file("theirs/file", "x");
+    std::fs::set_permissions(&theirs, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let output = bench.hotcell(["run", "--", "true"]).env("HOTCELL_HOME", &theirs).output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    says(&text(&output.stderr), &["is not a home of hotcell's"]);
+    assert_eq!(theirs.metadata().unwrap().permissions().mode() & 0o7777, 0o755);
+    assert_eq!(std::fs::read_dir(&theirs).unwrap().count(), 1);
+    let open = bench.dir("open/runs");
+    std::fs::set_permissions(open.parent().unwrap(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let output = bench.hotcell(["run", "--", "true"]).env("HOTCELL_HOME", open.parent().unwrap()).output().unwrap();
+    says(&text(&output.stderr), &["can be entered by others", "chmod 700"]);
+}
+
+#[test]
+fn runs_that_are_none() {
+    let bench = Bench::new();
+    for command in ["show", "logs", "rm", "stop"] {
+        says(&refused(&bench, 1, [command, "run-20260101-000000-abcdef"]), &["there is no run", "hotcell ls"]);
+        says(&refused(&bench, 1, [command, "../../etc"]), &["there is no run"]);
+    }
+    assert!(bench.output(["run", "-q", "--", "true"]).status.success());
+    assert!(bench.output(["run", "-q", "--", "true"]).status.success());
+    says(&refused(&bench, 1, ["show", "run-"]), &["may be any of 2 runs"]);
+    // One wrong name among right ones removes nothing.
+    let listed: serde_json::Value = serde_json::from_slice(&bench.output(["ls", "--json"]).stdout).unwrap();
+    let first = listed[0]["run_id"].as_str().unwrap();
+    refused(&bench, 1, ["rm", first, "no-such-run"]);
+    assert!(bench.output(["show", first]).status.success());
+    says(&refused(&bench, 2, ["rm", "--all"]), &["--yes"]);
+    assert!(bench.output(["rm", "--all", "--yes"]).status.success());
+    assert_eq!(text(&bench.output(["ls", "--json"]).stdout), "[]\n");
+}
+
+#[test]
+fn a_closed_stdout_is_said_where_it_loses_the_answer() {
+    let bench = Bench::new();
+    let mut command = bench.hotcell(["run", "--json", "--", "true"]);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = command.stdout(writer).output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    says(&text(&output.stderr), &["stdout is closed"]);
+}

@@ -75,9 +75,19 @@ fn a3_a_link_in_the_workspace_leads_to_nothing_of_the_host() {
     tries(omit(Cell::builder(), FILES).workspace(&work, Mode::Rw), "read", &ways).all_through();
 
     // The supervisor lists a link the guest made, and neither follows nor opens it.
-    let script = format!("ln -s {0} planted; rm dir; ln -s {1} dir; mkfifo fifo; ls", secret.display(), bench.path("outside").display());
+    let script = format!(
+        "ln -s {0} planted; rm dir; ln -s {1} dir; mkfifo fifo; ls",
+        secret.display(),
+        bench.path("outside").display()
+    );
     let report = run(Cell::builder().workspace(&work, Mode::Cow).command(["sh", "-c", &script]));
-    let listed: Vec<_> = report.changes.unwrap().list.iter().map(|change| format!("{:?} {}", change.kind, change.path.display())).collect();
+    let listed: Vec<_> = report
+        .changes
+        .unwrap()
+        .list
+        .iter()
+        .map(|change| format!("{:?} {}", change.kind, change.path.display()))
+        .collect();
     assert_eq!(listed, ["Added fifo", "Added planted"]);
     assert_eq!(std::fs::read_to_string(&secret).unwrap(), "host");
 }
@@ -91,7 +101,8 @@ fn a12_magic_links_of_proc_lead_to_the_cells_own_root() {
     walled("read", &own).all_refused();
     without(&[FILES], "read", &own).all_through();
     // Of init, which is ours and not the guest's, nothing can be had at all.
-    walled("read", [through("/proc/1/root"), through("/proc/1/cwd"), "/proc/1/environ".into(), "/proc/1/maps".into()]).all_refused();
+    walled("read", [through("/proc/1/root"), through("/proc/1/cwd"), "/proc/1/environ".into(), "/proc/1/maps".into()])
+        .all_refused();
     walled("read", ["/proc/1/stat"]).all_through();
 }
 
@@ -147,13 +158,25 @@ fn b5_no_signal_reaches_the_supervisor() {
     without(&[&walls], "signal", [&us]).all_through();
 
     // Everything a guest can send to everybody, and to its own first process, changes nothing outside.
-    let report = run(Cell::builder().command(["sh", "-c", "trap '' TERM; kill -TERM -1; kill -KILL 1; kill -STOP 1; echo still here"]));
+    let report = run(Cell::builder().command([
+        "sh",
+        "-c",
+        "trap '' TERM; kill -TERM -1; kill -KILL 1; kill -STOP 1; echo still here",
+    ]));
     assert_eq!((report.outcome, report.stdout.text().as_str()), (Outcome::Exited, "still here\n"));
 }
 
 #[test]
 fn b8_the_environment_is_an_allowlist() {
-    let names = ["AWS_SECRET_ACCESS_KEY", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "GIT_DIR", "BASH_ENV", "SSH_AUTH_SOCK"];
+    let names = [
+        "AWS_SECRET_ACCESS_KEY",
+        "LD_PRELOAD",
+        "LD_LIBRARY_PATH",
+        "PYTHONPATH",
+        "GIT_DIR",
+        "BASH_ENV",
+        "SSH_AUTH_SOCK",
+    ];
     let mut env: Vec<(OsString, OsString)> = std::env::vars_os().collect();
     env.extend(names.map(|name| (name.into(), "/nowhere".into())));
     let host = hotcell_cell::Host::probe(env).unwrap();
@@ -199,7 +222,8 @@ fn b13_set_id_programs_give_nothing() {
     let report = run(Cell::builder().workspace(&work, Mode::Ro).command(command));
     assert_ne!(report.stdout.text(), "0\n", "ESCAPED");
     assert_eq!(report.exit_code, Some(0));
-    let outside = std::process::Command::new("setpriv").args(["--reuid=65534", "--clear-groups"]).args(command).output().unwrap();
+    let outside =
+        std::process::Command::new("setpriv").args(["--reuid=65534", "--clear-groups"]).args(command).output().unwrap();
     assert_eq!(text(&outside.stdout), "0\n", "VOID: {}", text(&outside.stderr));
 }
 
@@ -210,10 +234,15 @@ fn b14_groups_are_left_behind() {
     }
     let bench = Bench::new();
     let in_groups = |args: &[&str]| {
-        let output = std::process::Command::new("setpriv").args(["--groups", "4,27"]).args(args).env("HOTCELL_HOME", bench.path("home")).output().unwrap();
+        let output = std::process::Command::new("setpriv")
+            .args(["--groups", "4,27"])
+            .args(args)
+            .env("HOTCELL_HOME", bench.path("home"))
+            .output()
+            .unwrap();
         text(&output.stdout)
     };
-    let inside = in_groups(&[HOTCELL, "run", "-q", "--", "id", "-G"]);
+    let inside = in_groups(&[HOTCELL.as_str(), "run", "-q", "--", "id", "-G"]);
     assert_eq!(inside.split_whitespace().count(), 1, "ESCAPED: {inside}");
     let outside = in_groups(&["id", "-G"]);
     assert!(outside.contains("27"), "VOID: {outside}");
@@ -247,7 +276,18 @@ fn c3_no_namespace_can_be_entered() {
 
 #[test]
 fn c4_the_mount_view_cannot_be_changed() {
-    let calls = ["mount", "umount2", "pivot_root", "chroot", "open_tree", "move_mount", "fsopen", "fspick", "fsmount", "mount_setattr"];
+    let calls = [
+        "mount",
+        "umount2",
+        "pivot_root",
+        "chroot",
+        "open_tree",
+        "move_mount",
+        "fsopen",
+        "fspick",
+        "fsmount",
+        "mount_setattr",
+    ];
     walled("call", calls).all_refused();
     without(&[PRIVILEGE, &[Wall::Seccomp, Wall::Landlock]], "call", calls).all_through();
 }
@@ -278,8 +318,23 @@ fn c11_calls_that_steer_the_machine_are_refused() {
     walled("call", anybody).all_refused();
     without(&[&[Wall::Seccomp]], "call", anybody).all_through();
     let roots = [
-        "bpf", "kexec_load", "init_module", "finit_module", "delete_module", "quotactl", "acct", "swapon", "settimeofday", "clock_settime",
-        "iopl", "ioperm", "reboot", "syslog", "open_by_handle_at", "perf_event_open", "sethostname",
+        "bpf",
+        "kexec_load",
+        "init_module",
+        "finit_module",
+        "delete_module",
+        "quotactl",
+        "acct",
+        "swapon",
+        "settimeofday",
+        "clock_settime",
+        "iopl",
+        "ioperm",
+        "reboot",
+        "syslog",
+        "open_by_handle_at",
+        "perf_event_open",
+        "sethostname",
     ];
     walled("call", roots).all_refused();
     if is_root() {
@@ -293,7 +348,8 @@ fn c11_calls_that_steer_the_machine_are_refused() {
 fn c13_devices_beyond_the_harmless_ones_do_not_exist() {
     let report = run(Cell::builder().command(["ls", "/dev"]));
     assert_eq!(report.stdout.text(), "fd\nfull\nnull\nrandom\nshm\nstderr\nstdin\nstdout\nurandom\nzero\n");
-    walled("read", ["/dev/ptmx", "/dev/kmsg", "/dev/mem", "/dev/vda", "/dev/kvm", "/dev/net/tun", "/dev/tty"]).all_refused();
+    walled("read", ["/dev/ptmx", "/dev/kmsg", "/dev/mem", "/dev/vda", "/dev/kvm", "/dev/net/tun", "/dev/tty"])
+        .all_refused();
     without(&[FILES], "read", ["/dev/ptmx"]).all_through();
     walled("call", ["mknod-block"]).all_refused();
     if is_root() {
@@ -310,12 +366,17 @@ fn c14_the_kernels_own_files_are_absent_covered_or_read_only() {
     walled("read", read).all_refused();
     without(&[FILES], "read", &read[..3]).all_through();
     let write = [
-        "/proc/sys/kernel/core_pattern", "/proc/sys/vm/drop_caches", "/proc/sysrq-trigger", "/proc/self/oom_score_adj", "/proc/irq/default_smp_affinity",
+        "/proc/sys/kernel/core_pattern",
+        "/proc/sys/vm/drop_caches",
+        "/proc/sysrq-trigger",
+        "/proc/self/oom_score_adj",
+        "/proc/irq/default_smp_affinity",
     ];
     walled("write", write).all_refused();
     without(&[FILES], "write", ["/proc/self/oom_score_adj"]).all_through();
     if is_root() {
-        without(&[FILES, PRIVILEGE], "write", ["/proc/sys/kernel/core_pattern", "/proc/sys/vm/drop_caches"]).all_through();
+        without(&[FILES, PRIVILEGE], "write", ["/proc/sys/kernel/core_pattern", "/proc/sys/vm/drop_caches"])
+            .all_through();
     } else {
         skip("c14: the control of files that only root may write needs root");
     }
@@ -327,7 +388,8 @@ fn c14_the_kernels_own_files_are_absent_covered_or_read_only() {
 fn d1_there_is_no_network_and_refusal_is_at_once() {
     let (v4, v6) = (TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("[::1]:0"));
     let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
-    let mut tcp = vec![v4.local_addr().unwrap().to_string(), format!("[::ffff:127.0.0.1]:{}", v4.local_addr().unwrap().port())];
+    let mut tcp =
+        vec![v4.local_addr().unwrap().to_string(), format!("[::ffff:127.0.0.1]:{}", v4.local_addr().unwrap().port())];
     match &v6 {
         Ok(v6) => tcp.push(v6.local_addr().unwrap().to_string()),
         Err(_) => skip("d1: this machine has no IPv6"),

@@ -34,7 +34,9 @@ fn f1_what_a_command_leaves_behind_dies_with_the_run() {
     for script in [
         format!("setsid sh -c 'sleep 61 # ' sh {word} & sleep 0.1"),
         format!("(trap '' HUP TERM; exec sh -c 'sleep 61 #' sh {word}) & disown 2>/dev/null; sleep 0.1"),
-        format!("python3 -c 'import os, sys, time\nif os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\ntime.sleep(61)' {word}; sleep 0.1"),
+        format!(
+            "python3 -c 'import os, sys, time\nif os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\ntime.sleep(61)' {word}; sleep 0.1"
+        ),
     ] {
         let report = run(Cell::builder().command(["sh", "-c", &script]));
         assert_eq!(report.outcome, Outcome::Exited, "{}", report.stderr.text());
@@ -45,14 +47,18 @@ fn f1_what_a_command_leaves_behind_dies_with_the_run() {
     std::process::Command::new("sh").args(["-c", &script]).status().unwrap();
     let left = processes_with(&word);
     for pid in &left {
-        kill_process(Pid::from_raw(*pid).unwrap(), Signal::KILL).unwrap();
+        rustix::process::kill_process_group(Pid::from_raw(*pid).unwrap(), Signal::KILL).unwrap();
     }
     assert!(!left.is_empty(), "VOID: nothing was left behind without a cell");
 }
 
 #[test]
 fn f2_commands_that_will_not_end_are_ended() {
-    for script in ["trap '' TERM INT HUP; while :; do sleep 1; done", "kill -STOP $$; sleep 60", "(trap '' TERM; sleep 60) & wait"] {
+    for script in [
+        "trap '' TERM INT HUP; while :; do sleep 1; done",
+        "kill -STOP $$; sleep 60",
+        "(trap '' TERM; sleep 60) & wait",
+    ] {
         let limits = Limits { time: Duration::from_millis(300), ..Limits::default() };
         let report = run(Cell::builder().limits(limits).command(["sh", "-c", script]));
         assert_eq!(report.outcome, Outcome::Timeout, "{script}");
@@ -126,7 +132,8 @@ fn stop_ends_a_run_from_elsewhere_and_logs_follow_it() {
     assert!(listed.contains("running"), "{listed}");
     let refused = bench.output(["rm", &run_id]);
     assert_eq!(refused.status.code(), Some(3), "{}", text(&refused.stderr));
-    let mut follower = bench.hotcell(["logs", "-f", &run_id]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut follower =
+        bench.hotcell(["logs", "-f", &run_id]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let stopped = bench.output(["stop", &run_id]);
     assert!(stopped.status.success(), "{}", text(&stopped.stderr));
     assert_eq!(child.wait().unwrap().code(), Some(143));
@@ -150,7 +157,8 @@ fn a_slow_reader_does_not_stop_the_clock() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let run_id = || std::fs::read_dir(bench.path("home/runs")).into_iter().flatten().flatten().next().map(|run| run.path());
+    let run_id =
+        || std::fs::read_dir(bench.path("home/runs")).into_iter().flatten().flatten().next().map(|run| run.path());
     eventually("the run is recorded as over", || {
         run_id().is_some_and(|run| std::fs::read_to_string(run.join("exit_code.txt")).is_ok_and(|code| code == "124"))
     });

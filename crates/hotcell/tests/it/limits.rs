@@ -17,21 +17,32 @@ fn bound(limits: Limits, argv: &[&str]) -> Report {
     });
     let report = run(Cell::builder().limits(limits).command(argv.iter().copied()));
     let neighbour = neighbour.join().expect("the neighbour's thread");
-    assert_eq!((neighbour.outcome, neighbour.exit_code, neighbour.stdout.text().as_str()), (Outcome::Exited, Some(0), "10\n"));
+    assert_eq!(
+        (neighbour.outcome, neighbour.exit_code, neighbour.stdout.text().as_str()),
+        (Outcome::Exited, Some(0), "10\n")
+    );
     report
 }
 
 /// The control: the same command with room enough.
 #[track_caller]
 fn unbound(argv: &[&str]) -> Report {
-    let report = run(Cell::builder().limits(Limits { cpus: Cpus { milli: 2000 }, ..Limits::default() }).command(argv.iter().copied()));
+    let report = run(Cell::builder()
+        .limits(Limits { cpus: Cpus { milli: 2000 }, ..Limits::default() })
+        .command(argv.iter().copied()));
     assert_eq!((report.outcome, report.exit_code), (Outcome::Exited, Some(0)), "VOID: {}", report.stderr.text());
     report
 }
 
 #[track_caller]
 fn ended(report: &Report, outcome: Outcome, limit: Limit) {
-    assert_eq!((report.outcome, report.limit), (outcome, Some(limit)), "{} {}", report.stdout.text(), report.stderr.text());
+    assert_eq!(
+        (report.outcome, report.limit),
+        (outcome, Some(limit)),
+        "{} {}",
+        report.stdout.text(),
+        report.stderr.text()
+    );
 }
 
 #[test]
@@ -100,12 +111,23 @@ fn page_cache_is_the_cells_own_and_no_reason_to_end_it() {
 fn processes_and_threads_are_counted_together() {
     let pids = 24;
     for (kind, program) in [
-        ("forks", "import os, time\nfor _ in range(40):\n  if not os.fork(): time.sleep(0.4); os._exit(0)\ntime.sleep(0.1)"),
-        ("threads", "import threading, time\nfor _ in range(40): threading.Thread(target=time.sleep, args=(0.4,)).start()"),
+        (
+            "forks",
+            "import os, time\nfor _ in range(40):\n  if not os.fork(): time.sleep(0.4); os._exit(0)\ntime.sleep(0.1)",
+        ),
+        (
+            "threads",
+            "import threading, time\nfor _ in range(40): threading.Thread(target=time.sleep, args=(0.4,)).start()",
+        ),
     ] {
         let argv = [PYTHON, "-c", program];
         let report = bound(Limits { pids, ..Limits::default() }, &argv);
-        assert_eq!((report.outcome, report.limit), (Outcome::Pids, Some(Limit::Pids)), "{kind}: {}", report.stderr.text());
+        assert_eq!(
+            (report.outcome, report.limit),
+            (Outcome::Pids, Some(Limit::Pids)),
+            "{kind}: {}",
+            report.stderr.text()
+        );
         assert!(report.pids_peak <= u64::from(pids) + 1, "{}", report.pids_peak);
         unbound(&argv);
     }
@@ -117,7 +139,10 @@ fn processes_and_threads_are_counted_together() {
 
 #[test]
 fn a_fork_bomb_ends_as_one_run() {
-    let report = bound(Limits { pids: 32, time: Duration::from_secs(20), ..Limits::default() }, &["bash", "-c", "f() { f | f & }; f; sleep 10"]);
+    let report = bound(
+        Limits { pids: 32, time: Duration::from_secs(20), ..Limits::default() },
+        &["bash", "-c", "f() { f | f & }; f; sleep 10"],
+    );
     ended(&report, Outcome::Pids, Limit::Pids);
 }
 
@@ -140,11 +165,17 @@ fn disk_is_one_number_for_everything_that_is_written() {
     for (kind, program) in [("bytes", split), ("files", many), ("directories", deep)] {
         let argv = [PYTHON, "-c", program];
         let report = bound(Limits { disk, ..Limits::default() }, &argv);
-        assert_eq!((report.outcome, report.limit), (Outcome::Disk, Some(Limit::Disk)), "{kind}: {}", report.stderr.text());
+        assert_eq!(
+            (report.outcome, report.limit),
+            (Outcome::Disk, Some(Limit::Disk)),
+            "{kind}: {}",
+            report.stderr.text()
+        );
         unbound(&argv);
     }
     // A file with nothing in it but a size takes no space, and may not be larger than the disk.
-    let sparse = run(Cell::builder().limits(Limits { disk, ..Limits::default() }).command(["truncate", "-s", "1T", "/tmp/f"]));
+    let sparse =
+        run(Cell::builder().limits(Limits { disk, ..Limits::default() }).command(["truncate", "-s", "1T", "/tmp/f"]));
     ended(&sparse, Outcome::Disk, Limit::FileSize);
 }
 
@@ -153,7 +184,8 @@ fn disk_is_capped_in_every_kind_of_workspace() {
     for mode in [Mode::Cow, Mode::Rw] {
         let bench = Bench::new();
         let work = bench.dir("work");
-        let argv = ["sh", "-c", "i=0; while [ $i -lt 24 ]; do head -c 1000000 /dev/zero > f$i; i=$((i+1)); sleep 0.02; done"];
+        let argv =
+            ["sh", "-c", "i=0; while [ $i -lt 24 ]; do head -c 1000000 /dev/zero > f$i; i=$((i+1)); sleep 0.02; done"];
         let cell = |builder: Builder| run(builder.workspace(&work, mode).command(argv));
         let report = cell(Cell::builder().limits(Limits { disk: Bytes::mib(8), ..Limits::default() }));
         ended(&report, Outcome::Disk, Limit::Disk);
@@ -176,14 +208,22 @@ fn a_copied_up_file_larger_than_the_disk_limit_is_refused_and_the_host_keeps_it(
     assert_eq!((report.outcome, report.stdout.text().as_str()), (Outcome::Exited, "5368709120\n"));
     assert!(report.changes.unwrap().list.is_empty());
     let report = cell("echo x >> huge");
-    assert!(report.outcome == Outcome::Disk || report.exit_code != Some(0), "{} {}", report.outcome, report.stderr.text());
+    assert!(
+        report.outcome == Outcome::Disk || report.exit_code != Some(0),
+        "{} {}",
+        report.outcome,
+        report.stderr.text()
+    );
     assert_eq!(std::fs::metadata(work.join("huge")).unwrap().len(), 5 << 30);
 }
 
 #[test]
 fn the_size_of_one_file_is_limited() {
     let argv = ["sh", "-c", "head -c 3000000 /dev/zero > f"];
-    let report = bound(Limits { file_size: Some(Bytes::mib(1)), ..Limits::default() }, &["dd", "if=/dev/zero", "of=f", "bs=1M", "count=3", "status=none"]);
+    let report = bound(
+        Limits { file_size: Some(Bytes::mib(1)), ..Limits::default() },
+        &["dd", "if=/dev/zero", "of=f", "bs=1M", "count=3", "status=none"],
+    );
     ended(&report, Outcome::Disk, Limit::FileSize);
     unbound(&argv);
 }

@@ -3,12 +3,16 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use hotcell_cell::{Builder, Cell, Host, Report, Wall};
 use serde_json::Value;
 
-pub(crate) const HOTCELL: &str = env!("CARGO_BIN_EXE_hotcell");
+/// The program under test: where the test runner has put it, else where it was built.
+pub(crate) static HOTCELL: LazyLock<String> = LazyLock::new(|| {
+    std::env::var("NEXTEST_BIN_EXE_hotcell").unwrap_or_else(|_| env!("CARGO_BIN_EXE_hotcell").to_owned())
+});
 
 /// Walls that keep a process from what it may do outside, besides the one a control is about.
 pub(crate) const PRIVILEGE: &[Wall] = &[Wall::Id, Wall::Caps, Wall::Groups];
@@ -43,7 +47,7 @@ pub(crate) fn run_on(host: &Host, builder: Builder) -> Report {
 
 /// The command line of a probe.
 pub(crate) fn probe_argv<T: Into<OsString>>(attempt: &str, args: impl IntoIterator<Item = T>) -> Vec<OsString> {
-    let start: [OsString; 3] = [HOTCELL.into(), "probe".into(), attempt.into()];
+    let start: [OsString; 3] = [HOTCELL.as_str().into(), "probe".into(), attempt.into()];
     start.into_iter().chain(args.into_iter().map(Into::into)).collect()
 }
 
@@ -57,7 +61,9 @@ impl Tries {
         let value: Value = serde_json::from_str(text.trim()).unwrap_or_else(|_| panic!("no verdicts: {text:?}"));
         let tries = value["tries"].as_array().expect("tries").iter();
         let field = |one: &Value, name: &str| one[name].as_str().expect("text").to_owned();
-        Tries(tries.map(|one| (field(one, "try"), field(one, "result"), one["errno"].as_i64().expect("errno"))).collect())
+        Tries(
+            tries.map(|one| (field(one, "try"), field(one, "result"), one["errno"].as_i64().expect("errno"))).collect(),
+        )
     }
 
     /// Every try met a wall.
@@ -149,7 +155,7 @@ impl Bench {
 
     /// The command line, with a home of its own.
     pub(crate) fn hotcell<T: AsRef<std::ffi::OsStr>>(&self, args: impl IntoIterator<Item = T>) -> Command {
-        let mut command = Command::new(HOTCELL);
+        let mut command = Command::new(HOTCELL.as_str());
         command.env("HOTCELL_HOME", self.path("home")).current_dir(self.directory.path()).args(args);
         command
     }
