@@ -1,0 +1,331 @@
+//! The supervisor: starts a planned cell, watches it, ends it, and reports.
+//!
+//! ```text
+//! prepare (cgroup, spawner, program) ─▶ walls (built and proven by the stub) ─▶ run ─▶ collect
+//!                                                                              │
+//!      one loop over: control socket, stdout, stderr, stdin, remote, tick ◀────┘
+//! ```
+//!
+//! The loop never blocks on anything but its own poll, so a limit is enforced whatever the command
+//! does and however slowly its output is taken. To kill is to kill the cell's pid 1 and its cgroup:
+//! the kernel ends every process with it, and the run is over only when they are gone.
+//!
+//! Not here: files and names of runs (`hotcell-gate`), what to do about the outcome (the caller).
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use hotcell_sys::program::Image;
+use hotcell_sys::spawner::{Event, Spawner, os_error};
+use hotcell_sys::wire;
+
+use crate::cgroup::{Group, NoGroup};
+use crate::launch::{self, Label, Making};
+use crate::plan::{ID_FIRST, Identity, Plan};
+use crate::report::{Isolation, Report, Timings};
+use crate::wall::{Standing, Wall};
+
+mod streams;
+mod supervisor;
+
+use streams::{Input, Output, Pipes};
+use supervisor::{LiveCell, Supervisor};
+
+/// Why a run did not happen or could not be finished.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// A wall did not go up, or did not hold when it was tried.
+    #[error("the wall `{wall}` does not stand: {what}")]
+    Wall {
+        /// Which.
+        wall: Wall,
+        /// The step that failed.
+        what: String,
+        /// What the kernel said; none if a call succeeded that must not.
+        source: Option<io::Error>,
+    },
+    /// The required cgroup cannot be had.
+    #[error("the wall `cgroup` cannot stand here")]
+    Cgroup(#[source] NoGroup),
+    /// The working directory is not there inside.
+    #[error("the working directory `{path}` is not there inside the cell")]
+    WorkingDirectory {
+        /// Which.
+        path: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The machine failed us.
+    #[error("{what}")]
+    Platform {
+        /// What could not be done.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// Where a command's input comes from.
+#[derive(Debug, Default)]
+pub enum Stdin {
+    /// Nowhere: it ends at once.
+    #[default]
+    Null,
+    /// From here, copied through a pipe: a cell never holds a descriptor of a host's file.
+    From(OwnedFd),
+}
+
+/// Which of the two streams.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stream {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+/// Sees a run as it happens.
+pub trait Observer {
+    /// The cell exists: whoever finds these after a crash may remove them.
+    fn spawned(&mut self, _cell: &Spawned<'_>) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Every wall stands and the command is about to begin.
+    fn proven(&mut self) {}
+
+    /// Output that is kept, as it comes. An error ends the run.
+    fn output(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()>;
+
+    /// Whether more can be taken now; while not, the command waits, and its limits go on.
+    fn ready(&mut self) -> bool {
+        true
+    }
+}
+
+/// A cell that just came to be.
+#[derive(Debug)]
+pub struct Spawned<'a> {
+    /// The spawner's pid.
+    pub spawner_pid: u32,
+    /// The pid of the cell's init.
+    pub init_pid: i32,
+    /// Its cgroup directories.
+    pub cgroups: &'a [std::path::PathBuf],
+}
+
+/// Keeps output in memory.
+#[derive(Default)]
+struct Memory {
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+}
+
+impl Observer for Memory {
+    fn output(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
+        match stream {
+            Stream::Stdout => self.stdout.extend_from_slice(bytes),
+            Stream::Stderr => self.stderr.extend_from_slice(bytes),
+        }
+        Ok(())
+    }
+}
+
+/// Steers a run from elsewhere: another thread, a signal handler.
+#[derive(Clone, Debug)]
+pub struct Remote(std::sync::Arc<OwnedFd>);
+
+/// The end of a [`Remote`] that a run listens to.
+#[derive(Debug)]
+pub struct RemoteEnd(OwnedFd);
+
+/// Makes both ends.
+pub fn remote() -> io::Result<(Remote, RemoteEnd)> {
+    let (reader, writer) =
+        rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK)?;
+    Ok((Remote(std::sync::Arc::new(writer)), RemoteEnd(reader)))
+}
+
+impl Remote {
+    /// Passes a signal on to the command; if it has not ended [`GRACE`] later, it is killed. A second signal kills at once.
+    pub fn signal(&self, signal: u8) {
+        // A full pipe holds more signals than any run needs; a closed one means the run is over.
+        let _over = rustix::io::write(&*self.0, &[signal]);
+    }
+
+    /// Ends the run now.
+    pub fn kill(&self) {
+        self.signal(KILL_NOW);
+    }
+}
+
+const KILL_NOW: u8 = 0;
+/// How long a command that was asked to end may take.
+pub const GRACE: Duration = Duration::from_secs(2);
+
+impl Plan {
+    /// Runs the command without input and keeps its output in memory.
+    pub fn run(&self) -> Result<Report, RunError> {
+        let mut memory = Memory::default();
+        let mut report = self.run_with("hotcell", Stdin::Null, &mut memory, None)?;
+        report.stdout.kept = memory.stdout;
+        report.stderr.kept = memory.stderr;
+        Ok(report)
+    }
+
+    /// Runs the command. `name` begins the name of its cgroup.
+    pub fn run_with(
+        &self,
+        name: &str,
+        stdin: Stdin,
+        observer: &mut dyn Observer,
+        remote: Option<&RemoteEnd>,
+    ) -> Result<Report, RunError> {
+        let begun = Instant::now();
+        // Declared first, so that it is dropped last: a group is removed when its processes are gone.
+        let mut cell = Guard { group: None };
+        let mut spawner = Spawner::start().map_err(platform("the cell's first process cannot be started"))?;
+        let id = ID_FIRST + spawner.pid();
+        cell.group = self.cgroup(&format!("{name}-{}", spawner.pid()))?;
+
+        let mut namespaces = Vec::new();
+        for (uid, gid) in launch::owners(self) {
+            let made = spawner.user_namespace(&launch::id_map(uid, id), &launch::id_map(gid, id));
+            namespaces.push(made.map_err(platform("a map of ids for the workspace cannot be made"))?);
+        }
+        let pipes = Pipes::new().map_err(platform("pipes cannot be made"))?;
+        let owners = launch::owners(self);
+        let image = launch::program(self, &Making { id, group: cell.group.as_ref(), owners: &owners }).image();
+        let mut inputs: Vec<BorrowedFd<'_>> = pipes.theirs.iter().map(AsFd::as_fd).collect();
+        inputs.extend(namespaces.iter().map(AsFd::as_fd));
+        spawner.launch(&image, &inputs).map_err(platform("the program of the cell cannot be sent"))?;
+        drop(inputs);
+        let prepare = begun.elapsed();
+
+        let raised = Instant::now();
+        let (init_pid, init, mut exports) = self.wait_for_walls(&mut spawner, &image, cell.group.as_ref(), observer)?;
+        drop(namespaces);
+        let (proc, scratch) = (exports.pop(), exports.pop());
+        let id_outside = match self.identity {
+            _ if !self.asks_for(Wall::Id) => self.host.uid,
+            Identity::Own { uid, .. } => uid,
+            Identity::Fresh => id,
+        };
+        let isolation = Isolation { tier: "process", walls: self.standing(cell.group.as_ref()), id_outside };
+        observer.proven();
+        let walls = raised.elapsed();
+
+        let Pipes { ours: [stdin_pipe, stdout, stderr], theirs } = pipes;
+        drop(theirs);
+        let live = LiveCell { init, init_pid, group: cell.group.as_ref(), proc, scratch };
+        let outputs = [Output::new(Stream::Stdout, stdout), Output::new(Stream::Stderr, stderr)];
+        let mut supervisor = Supervisor::new(self, &image, spawner, live, outputs, Input::new(stdin, stdin_pipe));
+        supervisor.supervise(observer, remote)?;
+        let run = supervisor.elapsed();
+        let collecting = Instant::now();
+        let (mut report, changes) = supervisor.collect(isolation)?;
+        report.changes = changes;
+        if let Some(group) = cell.group.take() {
+            group.remove().map_err(RunError::Cgroup)?;
+        }
+        report.wall = run;
+        report.timings = Timings { prepare, walls, run, collect: collecting.elapsed() };
+        Ok(report)
+    }
+
+    fn cgroup(&self, name: &str) -> Result<Option<Group>, RunError> {
+        if !self.asks_for(Wall::Cgroup) {
+            return Ok(None);
+        }
+        match Group::create(&self.host.cgroups, name, &self.limits) {
+            Ok(group) => Ok(Some(group)),
+            Err(error) if self.require.contains(&Wall::Cgroup) => Err(RunError::Cgroup(error)),
+            // Held by rlimits and by watching; the report says so.
+            Err(_) => Ok(None),
+        }
+    }
+
+    fn standing(&self, group: Option<&Group>) -> BTreeMap<Wall, Standing> {
+        let mut walls = self.walls.clone();
+        if self.asks_for(Wall::Cgroup) && group.is_none() {
+            walls.insert(Wall::Cgroup, Standing::Watched);
+        }
+        walls
+    }
+
+    /// Waits until every wall stands or one did not.
+    fn wait_for_walls(
+        &self,
+        spawner: &mut Spawner,
+        image: &Image<Label>,
+        group: Option<&Group>,
+        observer: &mut dyn Observer,
+    ) -> Result<(i32, OwnedFd, Vec<OwnedFd>), RunError> {
+        let mut init = None;
+        loop {
+            match spawner.next_event().map_err(platform("the cell's first process cannot be heard"))? {
+                Some(Event::Spawned { pid, pidfd }) => {
+                    let cgroups = group.map(Group::directories).unwrap_or_default();
+                    let spawned = Spawned { spawner_pid: spawner.pid(), init_pid: pid, cgroups };
+                    observer.spawned(&spawned).map_err(platform("the cell cannot be recorded"))?;
+                    init = Some((pid, pidfd));
+                }
+                Some(Event::Ready(exports)) => match init {
+                    Some((pid, pidfd)) => return Ok((pid, pidfd, exports)),
+                    None => return Err(out_of_turn()),
+                },
+                Some(Event::Fault { op, answer }) => return Err(fault(self, image, op, answer)),
+                Some(Event::Gone | Event::Ended { .. } | Event::Reaped(_)) | None => return Err(out_of_turn()),
+            }
+        }
+    }
+}
+
+fn out_of_turn() -> RunError {
+    let source = io::Error::other("it ended before the walls stood");
+    RunError::Platform { what: "the cell's first process failed", source }
+}
+
+fn platform(what: &'static str) -> impl Fn(io::Error) -> RunError {
+    move |source| RunError::Platform { what, source }
+}
+
+/// The error for a call that did not answer as it must.
+fn fault(plan: &Plan, image: &Image<Label>, op: u64, answer: i64) -> RunError {
+    let source = (answer < 0).then(|| os_error(answer));
+    let Some((_, label)) = image.label(op) else {
+        let (wall, what) = match op {
+            wire::OP_CLONE => (clone_wall(plan), "clone3 with new namespaces"),
+            wire::OP_FORK => (Wall::Rlimits, "fork of the command's process"),
+            _ => (Wall::Root, "mapping the program"),
+        };
+        return RunError::Wall { wall, what: what.to_owned(), source };
+    };
+    if label.what == launch::CHDIR {
+        let path = hotcell_base::text::shown(std::os::unix::ffi::OsStrExt::as_bytes(plan.cwd.as_os_str()));
+        return RunError::WorkingDirectory { path, source: os_error(answer) };
+    }
+    RunError::Wall { wall: label.wall, what: label.what.clone().into_owned(), source }
+}
+
+/// The wall to name when the clone as a whole is refused.
+fn clone_wall(plan: &Plan) -> Wall {
+    if plan.asks_for(Wall::User) { Wall::User } else { Wall::Mount }
+}
+
+/// Removes the cgroup of a run that did not get to its end.
+struct Guard {
+    group: Option<Group>,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if let Some(group) = self.group.take() {
+            group.kill();
+            // What cannot be removed now is found by the next sweep.
+            let _swept_later = group.remove();
+        }
+    }
+}

@@ -1,0 +1,528 @@
+//! The loop that watches a cell until its last process is gone, and the decision how it ended.
+//!
+//! [`Supervisor::end`] is the only way to kill: the cgroup at once where there is one, and always the cell's
+//! pid 1, with which the kernel ends every process of the namespace.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use hotcell_base::Outcome;
+use hotcell_sys::program::Image;
+use hotcell_sys::spawner::{Event, Spawner, Usage, os_error};
+use rustix::event::{PollFd, PollFlags};
+use rustix::fs::OFlags;
+use rustix::process::Signal;
+use sha2::Digest;
+
+use super::streams::{CHUNK, Input, Output};
+use super::{GRACE, Observer, RemoteEnd, RunError, fault, out_of_turn, platform};
+use crate::cgroup::{Group, Sample};
+use crate::changes::{self, Changes};
+use crate::launch::{self, Label};
+use crate::limits::{Limit, Limits};
+use crate::plan::{Mode, Plan};
+use crate::report::{Isolation, Report, Timings};
+use crate::wall::Wall;
+use crate::watch::{self, DiskUse};
+
+/// How often counters are read.
+const TICK: Duration = Duration::from_millis(20);
+/// Adding up what is written in place may take one part in so many of the time.
+const SCAN_SHARE: u32 = 20;
+/// What a command without a cgroup may use before its share is looked at.
+const CPU_BURST: Duration = Duration::from_millis(40);
+
+pub(super) struct Supervisor<'a> {
+    plan: &'a Plan,
+    spawner: Spawner,
+    image: &'a Image<Label>,
+    cell: LiveCell<'a>,
+    started: Instant,
+    outputs: [Output; 2],
+    input: Input,
+    kept_bytes: u64,
+    /// Why we are ending the run, once we are.
+    ending: Option<(Outcome, Option<Limit>)>,
+    grace_until: Option<Instant>,
+    status: Option<i32>,
+    exec_error: Option<io::Error>,
+    peaks: Peaks,
+    paused: bool,
+    scan: DiskScan,
+}
+
+/// A cell that stands, and what can be seen of it from outside.
+pub(super) struct LiveCell<'a> {
+    pub(super) init: OwnedFd,
+    pub(super) init_pid: i32,
+    pub(super) group: Option<&'a Group>,
+    /// The cell's own `/proc`.
+    pub(super) proc: Option<OwnedFd>,
+    /// The scratch filesystem.
+    pub(super) scratch: Option<OwnedFd>,
+}
+
+impl<'a> Supervisor<'a> {
+    /// Takes a cell over at the moment every wall stands.
+    pub(super) fn new(
+        plan: &'a Plan,
+        image: &'a Image<Label>,
+        spawner: Spawner,
+        cell: LiveCell<'a>,
+        outputs: [Output; 2],
+        input: Input,
+    ) -> Supervisor<'a> {
+        Supervisor {
+            plan,
+            spawner,
+            image,
+            cell,
+            started: Instant::now(),
+            outputs,
+            input,
+            kept_bytes: 0,
+            ending: None,
+            grace_until: None,
+            status: None,
+            exec_error: None,
+            peaks: Peaks::default(),
+            paused: false,
+            scan: DiskScan::new(plan),
+        }
+    }
+
+    /// How long the cell has been running.
+    pub(super) fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Runs until every process of the cell is gone.
+    pub(super) fn supervise(
+        &mut self,
+        observer: &mut dyn Observer,
+        remote: Option<&RemoteEnd>,
+    ) -> Result<(), RunError> {
+        let mut next_tick = self.started + TICK / 4;
+        let deadline = self.started + self.plan.limits.time;
+        loop {
+            let now = Instant::now();
+            if now >= deadline {
+                self.end(Outcome::Timeout, Some(Limit::Time));
+            }
+            if self.grace_until.is_some_and(|until| now >= until) {
+                self.end(Outcome::Killed, None);
+            }
+            if now >= next_tick {
+                self.tick();
+                next_tick = Instant::now() + TICK;
+            }
+            let wake = [Some(next_tick), Some(deadline).filter(|_| self.ending.is_none()), self.grace_until];
+            let wake = wake.into_iter().flatten().min().unwrap_or(next_tick);
+            let ready = self.poll(wake, observer.ready(), remote)?;
+            if ready.remote {
+                self.remote(remote);
+            }
+            for idx in 0..2 {
+                if ready.outputs[idx] {
+                    self.drain(idx, observer, false)?;
+                }
+            }
+            if ready.input {
+                self.input.pump();
+            }
+            if ready.control && self.control()? {
+                // All writers are gone: what is left in the pipes is all there will be.
+                for idx in 0..2 {
+                    self.drain(idx, observer, true)?;
+                }
+                return Ok(());
+            }
+        }
+    }
+
+    fn poll(&self, wake: Instant, take_output: bool, remote: Option<&RemoteEnd>) -> Result<Ready, RunError> {
+        let control = self.spawner.as_pollable();
+        let mut fds = vec![PollFd::new(&control, PollFlags::IN)];
+        let mut whose = vec![Whose::Control];
+        for (idx, output) in self.outputs.iter().enumerate() {
+            if let Some(pipe) = output.pipe.as_ref().filter(|_| take_output) {
+                fds.push(PollFd::new(pipe, PollFlags::IN));
+                whose.push(Whose::Output(idx));
+            }
+        }
+        if let Some(input) = self.input.pollable() {
+            fds.push(input);
+            whose.push(Whose::Input);
+        }
+        if let Some(remote) = remote {
+            fds.push(PollFd::new(&remote.0, PollFlags::IN));
+            whose.push(Whose::Remote);
+        }
+        let early = self.spawner.has_early_event();
+        let wait = if early { Duration::ZERO } else { wake.saturating_duration_since(Instant::now()) };
+        let wait = rustix::event::Timespec {
+            tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(wait.subsec_nanos()),
+        };
+        match rustix::event::poll(&mut fds, Some(&wait)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(platform("waiting for the cell failed")(error.into())),
+        }
+        let mut ready = Ready { control: early, ..Ready::default() };
+        for (fd, whose) in fds.iter().zip(whose) {
+            if !fd.revents().is_empty() {
+                match whose {
+                    Whose::Control => ready.control = true,
+                    Whose::Output(idx) => ready.outputs[idx] = true,
+                    Whose::Input => ready.input = true,
+                    // A remote nobody holds any more polls as closed for ever: it has nothing to say.
+                    Whose::Remote => ready.remote = fd.revents().contains(PollFlags::IN),
+                }
+            }
+        }
+        Ok(ready)
+    }
+
+    /// Handles one event; true when the last process is gone.
+    fn control(&mut self) -> Result<bool, RunError> {
+        match self.spawner.next_event().map_err(platform("the cell's first process cannot be heard"))? {
+            Some(Event::Ended { status, n_left }) => {
+                self.status = Some(status);
+                // The command itself was one more.
+                self.peaks.pids = self.peaks.pids.max(n_left + 1);
+            }
+            Some(Event::Gone) => return Ok(true),
+            Some(Event::Fault { op, answer }) => {
+                let exec = self.image.label(op).is_some_and(|(_, label)| label.what == launch::EXEC);
+                if !exec {
+                    return Err(fault(self.plan, self.image, op, answer));
+                }
+                self.exec_error = Some(os_error(answer));
+            }
+            Some(Event::Spawned { .. } | Event::Ready(_) | Event::Reaped(_)) => return Err(out_of_turn()),
+            // The spawner was killed from outside; its cell died with it.
+            None => return Err(out_of_turn()),
+        }
+        Ok(false)
+    }
+
+    fn remote(&mut self, remote: Option<&RemoteEnd>) {
+        let mut signals = [0u8; 16];
+        let Some(Ok(n)) = remote.map(|remote| rustix::io::read(&remote.0, &mut signals)) else { return };
+        for signal in &signals[..n] {
+            let named = Signal::from_named_raw(i32::from(*signal));
+            match (named, self.grace_until) {
+                (Some(signal), None) => {
+                    self.resume();
+                    // Init passes it on to the command's process group.
+                    let _gone = rustix::process::pidfd_send_signal(&self.cell.init, signal);
+                    self.grace_until = Some(Instant::now() + GRACE);
+                }
+                _ => self.end(Outcome::Killed, None),
+            }
+        }
+    }
+
+    /// Ends the run, for the first reason given.
+    fn end(&mut self, outcome: Outcome, limit: Option<Limit>) {
+        if self.ending.is_none() {
+            self.ending = Some((outcome, limit));
+            self.grace_until = None;
+        }
+        match self.cell.group {
+            Some(group) => group.kill(),
+            // What the killed used is not added to anybody's count: look before they are gone.
+            None => self.peaks.add(self.cell.proc.as_ref().map(|proc| watch::look(proc.as_fd()))),
+        }
+        // Gone already is as good as killed; either way the spawner tells.
+        let _gone = rustix::process::pidfd_send_signal(&self.cell.init, Signal::KILL);
+    }
+
+    /// Takes what came on a stream. `all`: until its end, for when nobody writes any more.
+    fn drain(&mut self, idx: usize, observer: &mut dyn Observer, all: bool) -> Result<(), RunError> {
+        let limit = self.plan.limits.output.0;
+        let mut buffer = vec![0; CHUNK];
+        loop {
+            let output = &mut self.outputs[idx];
+            let Some(pipe) = &output.pipe else { return Ok(()) };
+            let n = match rustix::io::read(pipe, &mut buffer) {
+                Ok(0) => {
+                    output.pipe = None;
+                    return Ok(());
+                }
+                Ok(n) => n,
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(_) => return Ok(()),
+            };
+            let bytes = &buffer[..n];
+            output.total += n as u64;
+            output.hash.update(bytes);
+            let room = usize::try_from(limit.saturating_sub(self.kept_bytes)).unwrap_or(usize::MAX);
+            let kept = &bytes[..n.min(room)];
+            self.kept_bytes += kept.len() as u64;
+            output.truncated |= kept.len() < n;
+            let stream = output.stream;
+            if !kept.is_empty() {
+                observer.output(stream, kept).map_err(platform("the output cannot be recorded"))?;
+            }
+            if kept.len() < n {
+                self.end(Outcome::OutputLimit, Some(Limit::Output));
+            }
+            if !all {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Reads the counters and ends the run if one is over its limit.
+    fn tick(&mut self) {
+        if self.ending.is_some() {
+            return;
+        }
+        let limits = &self.plan.limits;
+        if let Some(group) = self.cell.group {
+            let sample = group.sample();
+            if let Some((outcome, limit)) = exceeded(&sample, limits) {
+                return self.end(outcome, Some(limit));
+            }
+        } else if self.plan.asks_for(Wall::Cgroup) {
+            self.look();
+        }
+        if self.disk_exceeded() {
+            self.end(Outcome::Disk, Some(Limit::Disk));
+        }
+    }
+
+    /// The watch where there is no cgroup.
+    fn look(&mut self) {
+        let Some(proc) = &self.cell.proc else { return };
+        let limits = &self.plan.limits;
+        let look = watch::look(proc.as_fd());
+        let files = self.scratch_use().bytes;
+        let mut memory = look.memory_bytes + files;
+        if memory > limits.memory.0 {
+            memory = watch::memory_exactly(proc.as_fd(), files);
+        }
+        self.peaks.memory = self.peaks.memory.max(memory);
+        self.peaks.add(Some(look));
+        if memory > limits.memory.0 {
+            return self.end(Outcome::Oom, Some(Limit::Memory));
+        }
+        if look.n_tasks > u64::from(limits.pids) {
+            return self.end(Outcome::Pids, Some(Limit::Pids));
+        }
+        if limits.cpu_time.is_some_and(|most| look.cpu > most) {
+            return self.end(Outcome::Timeout, Some(Limit::CpuTime));
+        }
+        // The share: whoever is ahead of it waits until it has caught up.
+        let earned = self.started.elapsed() * limits.cpus.milli / 1000 + CPU_BURST;
+        if look.cpu > earned && !self.paused {
+            self.paused = rustix::process::pidfd_send_signal(&self.cell.init, Signal::TSTP).is_ok();
+        } else if look.cpu <= earned {
+            self.resume();
+        }
+    }
+
+    fn resume(&mut self) {
+        if std::mem::take(&mut self.paused) {
+            let _gone = rustix::process::pidfd_send_signal(&self.cell.init, Signal::CONT);
+        }
+    }
+
+    /// What the cell holds on its scratch filesystem.
+    fn scratch_use(&self) -> DiskUse {
+        let Some(Ok(stat)) = self.cell.scratch.as_ref().map(rustix::fs::fstatvfs) else { return DiskUse::default() };
+        DiskUse {
+            bytes: stat.f_blocks.saturating_sub(stat.f_bfree) * stat.f_frsize,
+            n_files: stat.f_files.saturating_sub(stat.f_ffree).saturating_sub(launch::SCRATCH_INODES),
+        }
+    }
+
+    fn disk_exceeded(&mut self) -> bool {
+        let (scratch, workspace) = (self.scratch_use(), self.scan.growth(self.plan));
+        let (bytes, n_files) = (scratch.bytes + workspace.bytes, scratch.n_files + workspace.n_files);
+        self.peaks.disk = self.peaks.disk.max(bytes);
+        let limits = &self.plan.limits;
+        let most = limits.disk.0.div_ceil(launch::PAGE) * launch::PAGE;
+        self.plan.asks_for(Wall::Disk) && (bytes > most || n_files > limits.inodes())
+    }
+
+    /// Reads the last numbers, reaps, and decides the outcome.
+    pub(super) fn collect(mut self, isolation: Isolation) -> Result<(Report, Option<Changes>), RunError> {
+        let io = fs::read_to_string(format!("/proc/{}/io", self.cell.init_pid)).unwrap_or_default();
+        let sample = self.cell.group.map(Group::sample);
+        self.scan.next = Instant::now();
+        let disk_exceeded = self.disk_exceeded();
+        self.spawner.reap().map_err(platform("the cell cannot be reaped"))?;
+        let usage = match self.spawner.next_event().map_err(platform("the cell cannot be reaped"))? {
+            Some(Event::Reaped(usage)) => usage,
+            _ => return Err(out_of_turn()),
+        };
+        let changes = self.changes()?;
+        let (outcome, limit) = self.outcome(sample.as_ref(), disk_exceeded);
+        let detail = self.exec_error.as_ref().map(|error| format!("executing it failed: {error}"));
+        let counter = |name: &str| {
+            let line = io.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+            line.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
+        };
+        let resident = u64::try_from(usage.resident_max_kib).unwrap_or(0) * 1024;
+        let [stdout, stderr] = &self.outputs;
+        let report = Report {
+            outcome,
+            exit_code: self.status.filter(|_| outcome == Outcome::Exited).map(|status| status >> 8 & 0xff),
+            signal: self
+                .status
+                .map(|status| status & 0x7f)
+                .filter(|signal| *signal != 0)
+                .or_else(|| self.ending.map(|_| libc::SIGKILL)),
+            limit,
+            detail,
+            wall: Duration::ZERO,
+            cpu: cpu_time(&usage, sample.as_ref()).max(self.peaks.cpu),
+            memory_peak_bytes: sample.and_then(|sample| sample.memory_peak).unwrap_or(self.peaks.memory.max(resident)),
+            pids_peak: sample
+                .and_then(|sample| sample.pids_peak)
+                .map_or(self.peaks.pids.max(1), |n| n.saturating_sub(1)),
+            disk_peak_bytes: self.peaks.disk,
+            io_read_bytes: counter("read_bytes"),
+            io_write_bytes: counter("write_bytes"),
+            stdout: stdout.captured(),
+            stderr: stderr.captured(),
+            isolation,
+            changes: None,
+            timings: Timings::default(),
+        };
+        Ok((report, changes))
+    }
+
+    fn changes(&self) -> Result<Option<Changes>, RunError> {
+        let workspace = self.plan.workspace.as_ref().filter(|workspace| workspace.mode == Mode::Cow);
+        let (Some(workspace), Some(scratch)) = (workspace, &self.cell.scratch) else { return Ok(None) };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let upper = rustix::fs::openat(scratch, "upper", flags, rustix::fs::Mode::empty());
+        let listed = upper.map_err(io::Error::from).and_then(|upper| changes::list(upper.as_fd(), &workspace.path));
+        Ok(Some(listed.map_err(platform("the changes of the workspace cannot be listed"))?))
+    }
+
+    fn outcome(&self, sample: Option<&Sample>, disk_exceeded: bool) -> (Outcome, Option<Limit>) {
+        if let Some((outcome, limit)) = self.ending {
+            return (outcome, limit);
+        }
+        if let Some(error) = &self.exec_error {
+            let outcome = match error.raw_os_error() {
+                Some(libc::ENOENT | libc::ENOTDIR) => Outcome::NotFound,
+                Some(libc::EACCES | libc::ENOEXEC | libc::EISDIR | libc::ELIBBAD | libc::EINVAL) => {
+                    Outcome::NotExecutable
+                }
+                _ => Outcome::PlatformError,
+            };
+            return (outcome, None);
+        }
+        if let Some((outcome, limit)) = sample.and_then(|sample| exceeded(sample, &self.plan.limits)) {
+            return (outcome, Some(limit));
+        }
+        // Without a cgroup, a command that met the limit may have ended before it was looked at.
+        if self.cell.group.is_none()
+            && self.plan.asks_for(Wall::Cgroup)
+            && self.peaks.pids > u64::from(self.plan.limits.pids)
+        {
+            return (Outcome::Pids, Some(Limit::Pids));
+        }
+        if disk_exceeded {
+            return (Outcome::Disk, Some(Limit::Disk));
+        }
+        match self.status {
+            Some(status) if status & 0x7f == 0 => (Outcome::Exited, None),
+            Some(status) if status & 0x7f == libc::SIGXFSZ => (Outcome::Disk, Some(Limit::FileSize)),
+            // The kernel's own enforcement of the cpu-time limit on one process.
+            Some(status) if status & 0x7f == libc::SIGXCPU && self.plan.limits.cpu_time.is_some() => {
+                (Outcome::Timeout, Some(Limit::CpuTime))
+            }
+            Some(_) => (Outcome::Signaled, None),
+            // Somebody outside killed the cell's init.
+            None => (Outcome::Killed, None),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Peaks {
+    memory: u64,
+    pids: u64,
+    disk: u64,
+    cpu: Duration,
+}
+
+impl Peaks {
+    fn add(&mut self, look: Option<watch::Look>) {
+        if let Some(look) = look {
+            self.pids = self.pids.max(look.n_tasks);
+            self.cpu = self.cpu.max(look.cpu);
+        }
+    }
+}
+
+/// Adds up what is written in place now and then, never taking more than its share of time.
+struct DiskScan {
+    before: Option<DiskUse>,
+    now: DiskUse,
+    next: Instant,
+}
+
+impl DiskScan {
+    fn new(plan: &Plan) -> DiskScan {
+        let watched = !plan.writable.is_empty() && plan.asks_for(Wall::Disk);
+        let before = watched.then(|| watch::disk_use(&plan.writable));
+        DiskScan { before, now: before.unwrap_or_default(), next: Instant::now() }
+    }
+
+    /// Bytes and files more than before the run.
+    fn growth(&mut self, plan: &Plan) -> DiskUse {
+        let Some(before) = self.before else { return DiskUse::default() };
+        let now = Instant::now();
+        if now >= self.next {
+            self.now = watch::disk_use(&plan.writable);
+            self.next = Instant::now() + now.elapsed() * SCAN_SHARE;
+        }
+        DiskUse {
+            bytes: self.now.bytes.saturating_sub(before.bytes),
+            n_files: self.now.n_files.saturating_sub(before.n_files),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Ready {
+    control: bool,
+    outputs: [bool; 2],
+    input: bool,
+    remote: bool,
+}
+
+enum Whose {
+    Control,
+    Output(usize),
+    Input,
+    Remote,
+}
+
+fn exceeded(sample: &Sample, limits: &Limits) -> Option<(Outcome, Limit)> {
+    if sample.oom_kills > 0 {
+        return Some((Outcome::Oom, Limit::Memory));
+    }
+    if sample.pids_refused > 0 {
+        return Some((Outcome::Pids, Limit::Pids));
+    }
+    let used = sample.cpu_us.map(Duration::from_micros);
+    match (used, limits.cpu_time) {
+        (Some(used), Some(most)) if used > most => Some((Outcome::Timeout, Limit::CpuTime)),
+        _ => None,
+    }
+}
+
+fn cpu_time(usage: &Usage, sample: Option<&Sample>) -> Duration {
+    let counted = u64::try_from(usage.user_us + usage.system_us).unwrap_or(0);
+    Duration::from_micros(sample.and_then(|sample| sample.cpu_us).unwrap_or(counted))
+}
