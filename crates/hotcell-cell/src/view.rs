@@ -121,7 +121,8 @@ const DEVICE_LINKS: &[(&str, &str)] = &[
     ("/dev/stderr", "/proc/self/fd/2"),
 ];
 
-/// A file that Landlock grants to nobody: opening it proves the fence.
+/// An empty file that Landlock grants to nobody: opening it proves the fence, and what must not be
+/// read or written is covered with it.
 pub(crate) const FENCE: &str = "/.hotcell";
 
 /// What a view is made from.
@@ -139,7 +140,7 @@ pub(crate) struct Parts<'a> {
 /// Lists everything inside a cell.
 pub(crate) fn view(parts: &Parts<'_>) -> Vec<Entry> {
     let mut view = View { entries: Vec::new(), home: parts.home };
-    view.file(FENCE, b"a file behind the second fence\n");
+    view.file(FENCE, b"");
     for system in &parts.host.system {
         match &system.kind {
             PathKind::Symlink(target) => view.link(&system.path, target),

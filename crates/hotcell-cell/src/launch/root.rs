@@ -13,7 +13,7 @@ use libc::{EEXIST, ENOENT, ENOTDIR, EPERM, EROFS};
 use super::{AT_FDCWD, Label, N_STREAMS, Writer};
 use crate::limits::Limits;
 use crate::plan::{ID_MARK, Identity, Mode};
-use crate::view::Entry;
+use crate::view::{Entry, FENCE};
 use crate::wall::Wall;
 
 const AT_EMPTY_PATH: u64 = libc::AT_EMPTY_PATH as u64;
@@ -297,7 +297,7 @@ impl Writer<'_> {
                     let flags = libc::MS_RDONLY | libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
                     (tmpfs, tmpfs.into(), flags)
                 } else {
-                    (self.text("dev/null"), Arg::from(0u64), libc::MS_BIND)
+                    (self.text(FENCE.trim_start_matches('/')), Arg::from(0u64), libc::MS_BIND)
                 };
                 let args = [source.into(), at.into(), kind, flags.into(), 0u64.into()];
                 self.call(format!("cover {name}"), libc::SYS_mount, &args, Expect::OkOr(&[ENOENT, ENOTDIR]));

@@ -353,7 +353,8 @@ fn c13_devices_beyond_the_harmless_ones_do_not_exist() {
     without(&[FILES], "read", ["/dev/ptmx"]).all_through();
     walled("call", ["mknod-block"]).all_refused();
     if is_root() {
-        without(&[FILES, PRIVILEGE], "read", ["/dev/kmsg", "/dev/net/tun"]).all_through();
+        let here = ["/dev/kmsg", "/dev/net/tun"].into_iter().filter(|device| Path::new(device).exists());
+        without(&[FILES, PRIVILEGE], "read", here).all_through();
         without(&[PRIVILEGE, &[Wall::Seccomp, Wall::Landlock]], "call", ["mknod-block"]).all_through();
     } else {
         skip("c13: the control of devices that only root may open needs root");
@@ -482,6 +483,4 @@ fn a_workspace_swapped_after_the_plan_is_not_mounted() {
 fn nothing_of_the_home_directory_is_there_but_what_the_command_needs() {
     let report = run(Cell::builder().command(["sh", "-c", "cd; ls -A"]));
     assert_eq!(report.stdout.text(), "");
-    let system = Path::new("/usr/bin/env");
-    assert!(system.exists());
 }
