@@ -5,8 +5,9 @@
 //!                                                         ─▶ sample() while it runs ─▶ remove()
 //! ```
 //!
-//! A cell's group is nested in the group hotcell itself runs in; no other group is touched. On v2 the
-//! cell is cloned straight into it. On v1 there is no such clone: init enters by writing to
+//! A cell's group is nested in the group hotcell itself runs in. On v2 a group that holds processes may not have
+//! children with controllers, so there it is made directly below the root of the tree if that is allowed. No other
+//! group is touched. On v2 the cell is cloned straight into its group. On v1 there is no such clone: init enters by writing to
 //! `cgroup.procs`, which takes a lock of the whole machine and milliseconds at worst.
 //!
 //! Where a group with all three controllers cannot be made, there is none: limits are then held by
@@ -27,6 +28,7 @@ pub struct Layout {
     memory_v1: Option<PathBuf>,
     pids_v1: Option<PathBuf>,
     cpu_v1: Option<PathBuf>,
+    cpuacct_v1: Option<PathBuf>,
     unified: Option<PathBuf>,
     unified_root: Option<PathBuf>,
 }
@@ -72,6 +74,7 @@ impl Layout {
                             "memory" => layout.memory_v1 = own(option),
                             "pids" => layout.pids_v1 = own(option),
                             "cpu" => layout.cpu_v1 = own(option),
+                            "cpuacct" => layout.cpuacct_v1 = own(option),
                             _ => {}
                         }
                     }
@@ -80,6 +83,16 @@ impl Layout {
             }
         }
         layout
+    }
+
+    /// Every directory that a group of this name may consist of.
+    pub fn candidates(&self, name: &str) -> Vec<PathBuf> {
+        let parents =
+            [&self.memory_v1, &self.pids_v1, &self.cpu_v1, &self.cpuacct_v1, &self.unified, &self.unified_root];
+        let mut paths: Vec<PathBuf> = parents.into_iter().flatten().map(|parent| parent.join(name)).collect();
+        paths.sort_unstable();
+        paths.dedup();
+        paths
     }
 
     /// Which kind of tree this is.
@@ -137,6 +150,8 @@ pub struct Group {
     clone_into: Option<PathBuf>,
     /// The v1 cpu group; none on v2, where one directory has all controllers.
     cpu_v1: Option<PathBuf>,
+    /// Where processor time is counted on v1 alone.
+    cpuacct: Option<PathBuf>,
 }
 
 /// What the kernel counts about a group right now.
@@ -184,8 +199,16 @@ impl Group {
         // The unified tree beside them adds one kill for all and the processor time, without any controller.
         let clone_into = layout.unified.as_ref().and_then(|parent| made.directory(parent.join(name)).ok());
         let mut enter = vec![memory.clone(), pids.clone(), cpu.clone()];
+        // Where there is no unified tree, the processor time is counted by a controller of its own.
+        let cpuacct = match (&clone_into, &layout.cpuacct_v1) {
+            (Some(_), _) => None,
+            (None, Some(parent)) => Some(made.directory(parent.join(name))?),
+            (None, None) => return Err(NoGroup::NoController("cpuacct")),
+        };
+        enter.extend(cpuacct.clone());
+        enter.sort_unstable();
         enter.dedup();
-        Ok(Group { directories: made.0.clone(), enter, clone_into, cpu_v1: Some(cpu), memory, pids })
+        Ok(Group { directories: made.0.clone(), enter, clone_into, cpu_v1: Some(cpu), cpuacct, memory, pids })
     }
 
     fn create_v2(layout: &Layout, name: &str, limits: &Limits, made: &mut Made) -> Result<Group, NoGroup> {
@@ -224,6 +247,7 @@ impl Group {
             enter: Vec::new(),
             clone_into: Some(directory),
             cpu_v1: None,
+            cpuacct: None,
         })
     }
 
@@ -255,7 +279,10 @@ impl Group {
             pids_refused: field(&read(&self.pids, "pids.events"), "max").unwrap_or(0),
             memory_peak: peak.trim().parse().ok(),
             pids_peak: read(&self.pids, "pids.peak").trim().parse().ok(),
-            cpu_us: field(&cpu_stat, "usage_usec"),
+            cpu_us: match &self.cpuacct {
+                Some(directory) => read(directory, "cpuacct.usage").trim().parse::<u64>().ok().map(|ns| ns / 1000),
+                None => field(&cpu_stat, "usage_usec"),
+            },
         }
     }
 

@@ -1,14 +1,13 @@
 //! What a copy-on-write workspace would change, read from the upper layer of its overlay.
 //!
-//! The layer is walked by descriptor: no link is followed, no FIFO or device is opened, and the
-//! walk ends at a fixed number of entries however many there are.
+//! Both layers are walked by descriptor, side by side: no link of either is followed, no FIFO or device is
+//! opened, and the walk ends at a fixed depth and number of entries however many there are.
 
+use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
-use std::fs;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
@@ -37,7 +36,7 @@ pub struct Change {
     pub kind: Kind,
 }
 
-/// All differences, up to [`CHANGES_MAX`].
+/// All differences, up to [`CHANGES_MAX`] entries and [`DEPTH_MAX`] levels.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Changes {
     /// Sorted by path.
@@ -48,158 +47,205 @@ pub struct Changes {
 
 /// How many differences are listed.
 pub const CHANGES_MAX: usize = 100_000;
+/// How deep is looked; two descriptors are open for each level.
+pub const DEPTH_MAX: usize = 128;
 /// Files larger than this count as modified once they were opened for writing; smaller ones are compared.
 const COMPARED_BYTES_MAX: u64 = 64 << 20;
 
+/// Which extended attributes the overlay keeps its marks in. A guest can write the other kind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Marks {
+    Trusted,
+    User,
+}
+
+const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
+
 /// Lists what `upper` changes in the host's directory `lower`.
-pub(crate) fn list(upper: BorrowedFd<'_>, lower: &Path) -> io::Result<Changes> {
-    let mut walk = Walk { changes: Changes::default(), lower };
-    let upper = rustix::fs::openat(upper, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    walk.directory(upper, Path::new(""), true)?;
-    walk.changes.list.sort_unstable();
-    Ok(walk.changes)
+pub(crate) fn list(upper: BorrowedFd<'_>, lower: &Path, marks: Marks) -> io::Result<Changes> {
+    let mut changes = Changes::default();
+    let upper = rustix::fs::openat(upper, ".", DIRECTORY, Mode::empty())?;
+    let lower = rustix::fs::open(lower, DIRECTORY, Mode::empty())?;
+    let mut levels = vec![Level::new(upper, Some(lower), PathBuf::new())?];
+    while let Some(level) = levels.last_mut() {
+        let Some(name) = level.names.pop() else {
+            levels.pop();
+            continue;
+        };
+        let below = level.entry(&name, marks, &mut changes)?;
+        if let Some(below) = below {
+            if levels.len() < DEPTH_MAX {
+                levels.push(below);
+            } else {
+                changes.truncated = true;
+            }
+        }
+        if changes.list.len() > CHANGES_MAX {
+            changes.list.truncate(CHANGES_MAX);
+            changes.truncated = true;
+            break;
+        }
+    }
+    changes.list.sort_unstable();
+    Ok(changes)
 }
 
-struct Walk<'a> {
-    changes: Changes,
-    lower: &'a Path,
+/// One directory of the upper layer, and what the host has at the same place, if that still counts.
+struct Level {
+    upper: OwnedFd,
+    lower: Option<OwnedFd>,
+    path: PathBuf,
+    names: Vec<OsString>,
 }
 
-impl Walk<'_> {
-    /// `merged`: whether what the host has here still shows through.
-    fn directory(&mut self, upper: OwnedFd, path: &Path, merged: bool) -> io::Result<()> {
-        let mut names = Vec::new();
-        for entry in rustix::fs::Dir::read_from(&upper)? {
-            let name = entry?.file_name().to_bytes().to_vec();
-            if name != b"." && name != b".." {
-                names.push(OsString::from_vec(name));
-            }
-            if names.len() > CHANGES_MAX {
-                self.changes.truncated = true;
-                break;
-            }
-        }
-        if !merged && let Ok(lower) = fs::read_dir(self.lower.join(path)) {
-            // An opaque directory hides everything the host has there.
-            for entry in lower.flatten().filter(|entry| !names.contains(&entry.file_name())) {
-                self.push(path.join(entry.file_name()), Kind::Deleted);
-            }
-        }
-        for name in names {
-            self.entry(upper.as_fd(), path.join(&name), &name, merged)?;
-        }
-        Ok(())
+impl Level {
+    fn new(upper: OwnedFd, lower: Option<OwnedFd>, path: PathBuf) -> io::Result<Level> {
+        let names = names(upper.as_fd())?;
+        Ok(Level { upper, lower, path, names })
     }
 
-    fn entry(&mut self, upper: BorrowedFd<'_>, path: PathBuf, name: &OsStr, merged: bool) -> io::Result<()> {
-        let stat = rustix::fs::statat(upper, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    /// Looks at one entry; the directory below it, if it is one.
+    fn entry(&self, name: &OsStr, marks: Marks, changes: &mut Changes) -> io::Result<Option<Level>> {
+        let path = self.path.join(name);
+        let stat = rustix::fs::statat(&self.upper, name, AtFlags::SYMLINK_NOFOLLOW)?;
         let kind = FileType::from_raw_mode(stat.st_mode);
-        let before = fs::symlink_metadata(self.lower.join(&path)).ok();
-        if kind == FileType::CharacterDevice && stat.st_rdev == 0 {
-            // A whiteout. Of something that was never there, it is the trace of a file made and removed.
-            if merged && before.is_some() {
-                self.push(path, Kind::Deleted);
+        let lower = self.lower.as_ref();
+        let before = lower.and_then(|lower| rustix::fs::statat(lower, name, AtFlags::SYMLINK_NOFOLLOW).ok());
+        let mut push = |path: &Path, kind| changes.list.push(Change { path: path.to_owned(), kind });
+        if is_whiteout(&stat) {
+            // Of something that was never there, it is the trace of a file made and removed.
+            if before.is_some() {
+                push(&path, Kind::Deleted);
             }
-            return Ok(());
+            return Ok(None);
         }
-        let Some(before) = before else {
-            self.push(path.clone(), Kind::Added);
-            return self.below(upper, kind, name, &path, false);
+        let existed = match (&before, lower) {
+            (Some(before), Some(lower)) if FileType::from_raw_mode(before.st_mode) == kind => {
+                if self.is_modified(lower, name, kind, &stat, before)? {
+                    push(&path, Kind::Modified);
+                }
+                true
+            }
+            (Some(_), _) => {
+                push(&path, Kind::TypeChanged);
+                false
+            }
+            (None, _) => {
+                push(&path, Kind::Added);
+                false
+            }
         };
-        if !same_kind(kind, &before.file_type()) {
-            self.push(path.clone(), Kind::TypeChanged);
-            return self.below(upper, kind, name, &path, false);
+        if kind != FileType::Directory {
+            return Ok(None);
         }
-        let same_mode = stat.st_mode & 0o7777 == before.mode() & 0o7777;
-        let modified = match kind {
-            FileType::Directory => !same_mode,
-            FileType::RegularFile => !same_mode || !same_contents(upper, name, &stat, &self.lower.join(&path)),
+        let upper = self.open_upper(name)?;
+        let mut below = lower
+            .filter(|_| existed)
+            .map(|lower| rustix::fs::openat(lower, name, DIRECTORY, Mode::empty()))
+            .transpose()?;
+        if is_opaque(&upper, marks)
+            && let Some(hidden) = below.take()
+        {
+            // It shows nothing the host has there: what was not made anew is gone.
+            let made: HashSet<OsString> = names(upper.as_fd())?
+                .into_iter()
+                .filter(|name| {
+                    rustix::fs::statat(&upper, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| !is_whiteout(&stat))
+                })
+                .collect();
+            for name in names(hidden.as_fd())? {
+                if !made.contains(&name) {
+                    push(&path.join(name), Kind::Deleted);
+                }
+            }
+            // What was made anew where something was is compared with that.
+            below = Some(hidden);
+        }
+        Level::new(upper, below, path).map(Some)
+    }
+
+    fn is_modified(
+        &self,
+        lower: &OwnedFd,
+        name: &OsStr,
+        kind: FileType,
+        stat: &Stat,
+        before: &Stat,
+    ) -> io::Result<bool> {
+        if stat.st_mode & 0o7777 != before.st_mode & 0o7777 {
+            return Ok(true);
+        }
+        Ok(match kind {
+            FileType::Directory => false,
+            FileType::RegularFile => stat.st_size != before.st_size || !self.same_contents(lower, name, stat),
             FileType::Symlink => {
-                let target = rustix::fs::readlinkat(upper, name, Vec::new())?;
-                fs::read_link(self.lower.join(&path))
-                    .map_or(true, |before| before.as_os_str().as_bytes() != target.to_bytes())
+                let target = |layer: &OwnedFd| rustix::fs::readlinkat(layer, name, Vec::new());
+                target(&self.upper)? != target(lower)?
             }
             // A FIFO, socket or device has nothing to compare; it is in this layer because it was made anew.
             _ => true,
-        };
-        if modified {
-            self.push(path.clone(), Kind::Modified);
-        }
-        self.below(upper, kind, name, &path, true)
+        })
     }
 
-    fn below(
-        &mut self,
-        upper: BorrowedFd<'_>,
-        kind: FileType,
-        name: &OsStr,
-        path: &Path,
-        existed: bool,
-    ) -> io::Result<()> {
-        if kind != FileType::Directory || self.changes.truncated {
-            return Ok(());
+    /// Whether a file that was opened for writing still says what the host's file says.
+    fn same_contents(&self, lower: &OwnedFd, name: &OsStr, stat: &Stat) -> bool {
+        if u64::try_from(stat.st_size).unwrap_or(u64::MAX) > COMPARED_BYTES_MAX {
+            return false;
         }
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let directory = match rustix::fs::openat(upper, name, flags, Mode::empty()) {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let open = |layer: &OwnedFd| rustix::fs::openat(layer, name, flags, Mode::empty()).map(std::fs::File::from);
+        let (Ok(mut new), Ok(mut old)) = (open(&self.upper), open(lower)) else { return false };
+        let (mut a, mut b) = (vec![0u8; 64 << 10], vec![0u8; 64 << 10]);
+        loop {
+            let Ok(n) = new.read(&mut a) else { return false };
+            if n == 0 {
+                return true;
+            }
+            if old.read_exact(&mut b[..n]).is_err() || a[..n] != b[..n] {
+                return false;
+            }
+        }
+    }
+
+    fn open_upper(&self, name: &OsStr) -> io::Result<OwnedFd> {
+        Ok(match rustix::fs::openat(&self.upper, name, DIRECTORY, Mode::empty()) {
             Err(rustix::io::Errno::ACCESS) => {
                 // The cell's user is ours here: it may take its own read permission away, and we give it back.
-                rustix::fs::chmodat(upper, name, Mode::from_raw_mode(0o700), AtFlags::empty())?;
-                rustix::fs::openat(upper, name, flags, Mode::empty())?
+                rustix::fs::chmodat(&self.upper, name, Mode::from_raw_mode(0o700), AtFlags::empty())?;
+                rustix::fs::openat(&self.upper, name, DIRECTORY, Mode::empty())?
             }
             opened => opened?,
-        };
-        let merged = existed && !is_opaque(&directory);
-        self.directory(directory, path, merged)
+        })
     }
+}
 
-    fn push(&mut self, path: PathBuf, kind: Kind) {
-        if self.changes.list.len() < CHANGES_MAX {
-            self.changes.list.push(Change { path, kind });
-        } else {
-            self.changes.truncated = true;
+/// The entries of a directory, up to one more than is ever listed.
+fn names(directory: BorrowedFd<'_>) -> io::Result<Vec<OsString>> {
+    let mut names = Vec::new();
+    for entry in rustix::fs::Dir::read_from(directory)? {
+        let name = entry?.file_name().to_bytes().to_vec();
+        if name != b"." && name != b".." {
+            names.push(OsString::from_vec(name));
+        }
+        if names.len() > CHANGES_MAX {
+            break;
         }
     }
+    Ok(names)
+}
+
+/// The overlay's mark for "not there any more".
+fn is_whiteout(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice && stat.st_rdev == 0
 }
 
 /// Whether the overlay shows nothing of the host below this directory.
-fn is_opaque(directory: &OwnedFd) -> bool {
-    ["trusted.overlay.opaque", "user.overlay.opaque"].iter().any(|name| {
-        let mut value = [0u8; 8];
-        matches!(rustix::fs::fgetxattr(directory, *name, &mut value), Ok(1) if value[0] == b'y')
-    })
-}
-
-fn same_kind(kind: FileType, before: &fs::FileType) -> bool {
-    match kind {
-        FileType::Directory => before.is_dir(),
-        FileType::RegularFile => before.is_file(),
-        FileType::Symlink => before.is_symlink(),
-        FileType::Fifo => before.is_fifo(),
-        FileType::Socket => before.is_socket(),
-        _ => false,
-    }
-}
-
-/// Whether a file that was opened for writing still says what the host's file says.
-fn same_contents(upper: BorrowedFd<'_>, name: &OsStr, stat: &Stat, before: &Path) -> bool {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let size = u64::try_from(stat.st_size).unwrap_or(u64::MAX);
-    let Ok(old) = fs::symlink_metadata(before) else { return false };
-    if old.size() != size || size > COMPARED_BYTES_MAX {
-        return false;
-    }
-    let (Ok(new), Ok(old)) = (rustix::fs::openat(upper, name, flags, Mode::empty()), fs::File::open(before)) else {
-        return false;
+fn is_opaque(directory: &OwnedFd, marks: Marks) -> bool {
+    let name = match marks {
+        Marks::Trusted => "trusted.overlay.opaque",
+        Marks::User => "user.overlay.opaque",
     };
-    let (mut new, mut old) = (io::BufReader::new(fs::File::from(new)), io::BufReader::new(old));
-    let (mut a, mut b) = ([0u8; 16384], [0u8; 16384]);
-    loop {
-        let Ok(n) = new.read(&mut a) else { return false };
-        if n == 0 {
-            return true;
-        }
-        if old.read_exact(&mut b[..n]).is_err() || a[..n] != b[..n] {
-            return false;
-        }
-    }
+    let mut value = [0u8; 8];
+    matches!(rustix::fs::fgetxattr(directory, name, &mut value), Ok(1) if value[0] == b'y')
 }

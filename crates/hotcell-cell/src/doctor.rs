@@ -154,10 +154,9 @@ fn finding(host: &Host, wall: Wall, standing: &Option<BTreeMap<Wall, Standing>>,
         ),
         (None, None) => (State::Missing, Some("not tried: no cell could be started".to_owned())),
     };
-    let fix = match state {
-        State::Missing | State::Watched => Some(fix(host, wall).to_owned()),
-        State::Works | State::NotNeeded => None,
-    };
+    // Of what was not tried nothing is known, least of all what would help.
+    let fix = (found.is_some() || reasons.contains_key(&wall)) && matches!(state, State::Missing | State::Watched);
+    let fix = fix.then(|| self::fix(host, wall).to_owned());
     Finding { name: wall.name().to_owned(), keeps: wall.keeps().to_owned(), state, why, fix }
 }
 
@@ -207,8 +206,7 @@ fn fix(host: &Host, wall: Wall) -> &'static str {
             "mount a writable cgroup tree with the memory, pids and cpu controllers (docker: --privileged or a writable /sys/fs/cgroup)"
         }
         Wall::Cgroup => {
-            "start it in a delegated group: systemd-run --user --scope -p Delegate=yes hotcell run …, or run as root; until then \
-             limits are held by rlimits and by looking at every process 50 times a second"
+            "run as root; until then limits are held by rlimits and by looking at every process 50 times a second"
         }
         Wall::Groups => {
             "start hotcell without them: setpriv --clear-groups needs root; or run as root, which leaves all groups"
@@ -230,7 +228,7 @@ fn try_workspace(host: &Host, scratch: &Path, mode: Mode, name: &str, keeps: &st
     let tried = tried.and_then(|()| {
         let script = match mode {
             Mode::Ro => "cat file >/dev/null && ! echo after 2>/dev/null >file",
-            _ => "cat file >/dev/null && echo after >file && rm file && echo after >file",
+            _ => "cat file >/dev/null && echo after >file && rm file && echo after >file && mkdir d && rm -r d && mkdir d",
         };
         let builder = reasons.keys().fold(Cell::builder(), |builder, wall| builder.omit(*wall));
         attempt(host, builder.command(["/bin/sh", "-c", script]).workspace(scratch, mode)).map_err(|(_, why)| why)

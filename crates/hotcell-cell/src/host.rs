@@ -20,10 +20,14 @@ pub struct Host {
     pub groups: Vec<u32>,
     /// Whether we are root with the capabilities to build walls without a user namespace.
     pub privileged: bool,
+    /// Whether we are the machine's own root, and not only that of a user namespace.
+    pub is_outer_root: bool,
     /// Login name, for the cell's `/etc/passwd`.
     pub user_name: String,
     /// The user's home directory, if there is a usable one.
     pub home: Option<PathBuf>,
+    /// Home directories of every account.
+    pub homes: Vec<PathBuf>,
     /// Where we were started.
     pub cwd: PathBuf,
     /// The environment we were started with.
@@ -42,8 +46,8 @@ pub struct Host {
     pub system: Vec<SystemPath>,
     /// A directory to build the private root on.
     pub staging: PathBuf,
-    /// Processors that are on.
-    pub n_cpus: u32,
+    /// Hard limits of this process by resource number, which a cell's may not exceed.
+    pub hard_limits: BTreeMap<u32, u64>,
 }
 
 /// A path of the host's system that cells see.
@@ -139,8 +143,9 @@ const ETC: &[&str] = &[
 
 const STAGING: &[&str] = &["/tmp", "/mnt", "/run", "/var", "/usr"];
 
-/// Capabilities without which root cannot build a cell: chown, setgid, setuid, setpcap, sys_admin.
-const CAPS_NEEDED: u64 = 1 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 21;
+/// Capabilities without which root cannot build and end a cell: chown, dac_override, kill, setgid,
+/// setuid, setpcap, sys_admin.
+const CAPS_NEEDED: u64 = 1 | 1 << 1 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 21;
 
 impl Host {
     /// Looks at this machine. The environment is the caller's to give: it decides where commands are
@@ -158,6 +163,9 @@ impl Host {
             .lines()
             .map(|line| line.split(':').collect::<Vec<_>>())
             .find(|fields| matches!(fields[..], [_, _, id, ..] if id.parse() == Ok(uid)));
+        let accounts = passwd.lines().filter_map(|line| line.split(':').nth(5));
+        let homes = accounts.map(PathBuf::from).filter(|home| home.components().count() > 1).collect();
+        let id_map = proc_file("/proc/self/uid_map")?;
         let home = env.get(OsStr::new("HOME")).map(PathBuf::from);
         let home = home.or_else(|| account.as_ref().and_then(|fields| fields.get(5)).map(PathBuf::from));
         let staging = STAGING.iter().map(Path::new).find(|path| path.is_dir());
@@ -165,9 +173,11 @@ impl Host {
             uid,
             gid,
             groups: groups.filter(|group| *group != gid).collect(),
-            privileged: uid == 0 && caps & CAPS_NEEDED == CAPS_NEEDED,
+            privileged: uid == 0 && caps & CAPS_NEEDED == CAPS_NEEDED && maps_fresh_ids(&id_map),
+            is_outer_root: uid == 0 && id_map.split_whitespace().take(2).eq(["0", "0"]),
             user_name: account.map_or_else(|| "user".to_owned(), |fields| fields[0].to_owned()),
             home,
+            homes,
             cwd: std::env::current_dir().map_err(HostError::NoCwd)?,
             env,
             landlock_abi: hotcell_sys::facts::landlock_abi(),
@@ -177,7 +187,7 @@ impl Host {
             cgroups: cgroup::Layout::read(),
             system: system_paths(),
             staging: staging.ok_or_else(|| HostError::NoStaging(STAGING.join(", ")))?.to_owned(),
-            n_cpus: std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX)),
+            hard_limits: hard_limits(&proc_file("/proc/self/limits")?),
         })
     }
 
@@ -199,6 +209,35 @@ fn proc_file(path: &'static str) -> Result<String, HostError> {
 
 fn line<'a>(status: &'a str, name: &str) -> &'a str {
     status.lines().find_map(|line| line.strip_prefix(name)).map_or("", str::trim)
+}
+
+/// Whether the ids that cells of root's get exist here: in a user namespace of somebody's they may not.
+fn maps_fresh_ids(id_map: &str) -> bool {
+    let last = crate::plan::ID_FIRST + (1 << 22);
+    id_map.lines().any(|line| {
+        let numbers: Vec<u64> = line.split_whitespace().filter_map(|number| number.parse().ok()).collect();
+        matches!(numbers[..], [first, _, count] if first <= u64::from(crate::plan::ID_FIRST) && first + count > u64::from(last))
+    })
+}
+
+/// The rows of `/proc/self/limits`, by the numbers the kernel gives them.
+fn hard_limits(limits: &str) -> BTreeMap<u32, u64> {
+    let rows = [
+        ("Max open files", libc::RLIMIT_NOFILE),
+        ("Max processes", libc::RLIMIT_NPROC),
+        ("Max file size", libc::RLIMIT_FSIZE),
+        ("Max cpu time", libc::RLIMIT_CPU),
+        ("Max core file size", libc::RLIMIT_CORE),
+        ("Max locked memory", libc::RLIMIT_MEMLOCK),
+        ("Max msgqueue size", libc::RLIMIT_MSGQUEUE),
+        ("Max realtime priority", libc::RLIMIT_RTPRIO),
+        ("Max nice priority", libc::RLIMIT_NICE),
+    ];
+    let hard = |name: &str| {
+        let row = limits.lines().find_map(|line| line.strip_prefix(name))?;
+        row.split_whitespace().nth(1)?.parse::<u64>().ok()
+    };
+    rows.into_iter().filter_map(|(name, resource)| Some((resource, hard(name)?))).collect()
 }
 
 fn namespaces() -> Result<BTreeMap<&'static str, u64>, HostError> {

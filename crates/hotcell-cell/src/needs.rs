@@ -6,14 +6,17 @@
 //!
 //! A grant is the smallest tree that makes a program work: the installation it belongs to
 //! (`…/node-v20` for `…/node-v20/bin/node`), never a home directory and never a directory above one.
-//! Not here: who may grant what. This module only looks; the plan decides.
+//!
+//! **What lies in the workspace is not trusted to ask for anything.** A link, a `#!` line or a `pyvenv.cfg` there
+//! may lead to an executable of an installation in one of the places where version managers put them, or that the
+//! caller's own PATH leads to; to anything else it leads nowhere.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::Read;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 
 use crate::host::Host;
@@ -95,6 +98,42 @@ pub struct Search<'a> {
 /// A chain of links and interpreters longer than this is a loop.
 const CHAIN_MAX: u32 = 16;
 
+/// Whose word a path is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Word {
+    /// The caller's: the command, the search path, and what they lead to.
+    Callers,
+    /// The workspace's, or that of anything else the cell can see and a guest may have written.
+    Workspaces,
+}
+
+/// Below the home directory, where version managers install: each entry in one of these is an installation.
+const INSTALLATIONS: &[&str] = &[
+    ".pyenv/versions",
+    ".rbenv/versions",
+    ".nodenv/versions",
+    ".nvm/versions/node",
+    ".asdf/installs",
+    ".rustup/toolchains",
+    ".sdkman/candidates",
+    ".local/share/uv/python",
+    ".local/share/mise/installs",
+    ".local/share/fnm/node-versions",
+    ".volta/tools/image",
+];
+
+impl Grant {
+    /// Which file it is now, to be compared when it is mounted.
+    pub fn identity(&self) -> Option<(u64, u64)> {
+        match self {
+            Grant::Tree(path) | Grant::File(path) => {
+                fs::symlink_metadata(path).ok().map(|file| (file.dev(), file.ino()))
+            }
+            Grant::Link(..) => None,
+        }
+    }
+}
+
 impl<'a> Search<'a> {
     /// Starts a search.
     pub fn new(host: &'a Host, inside: Vec<PathBuf>) -> Search<'a> {
@@ -108,13 +147,13 @@ impl<'a> Search<'a> {
 
     /// Adds what this program needs.
     pub fn program(&mut self, path: &Path) {
-        self.follow(path, CHAIN_MAX);
+        self.follow(path, Word::Callers, CHAIN_MAX);
     }
 
     /// Adds what the files at the top of a workspace say it will need.
     pub fn workspace(&mut self, root: &Path) {
         for name in [".venv", "venv", "env"] {
-            self.virtual_environment(&root.join(name), CHAIN_MAX);
+            self.virtual_environment(&root.join(name), Word::Workspaces, CHAIN_MAX);
         }
         for (marker, tool) in [
             (".python-version", "python3"),
@@ -126,6 +165,7 @@ impl<'a> Search<'a> {
             ("go.mod", "go"),
             ("Gemfile", "ruby"),
         ] {
+            // The name of the tool is ours and where it is found is the caller's; the workspace only says that it is one.
             if root.join(marker).exists()
                 && let Ok(path) = find(self.host, OsStr::new(tool), root)
             {
@@ -134,39 +174,68 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn follow(&mut self, path: &Path, chain: u32) {
+    fn is_inside(&self, path: &Path) -> bool {
+        self.inside.iter().any(|inside| path.starts_with(inside))
+    }
+
+    fn follow(&mut self, path: &Path, word: Word, chain: u32) {
         // What is not there cannot be granted; whoever executes it will say so.
         if chain == 0 || fs::symlink_metadata(path).is_err() || !self.seen.insert(path.to_owned()) {
             return;
         }
-        let visible = self.host.is_system(path) || self.inside.iter().any(|inside| path.starts_with(inside));
+        let inside = self.is_inside(path);
+        // Whatever a path inside says next, it is the workspace that says it.
+        let word = if inside { Word::Workspaces } else { word };
+        if let Some((link, target, rest)) = link_above(path) {
+            if !inside && !self.host.is_system(&link) && !self.add_link(&link, &target, word) {
+                return;
+            }
+            return self.follow(&target.join(rest), word, chain - 1);
+        }
+        if !inside && !self.host.is_system(path) && !self.grant(path, word) {
+            return;
+        }
         if let (Some(directory), true) = (path.parent(), is_command_directory(path)) {
             let standard = STANDARD_PATH.split(':').any(|known| Path::new(known) == directory);
             if !standard && !self.needs.path.iter().any(|known| known == directory) {
                 self.needs.path.push(directory.to_owned());
             }
         }
-        if !visible {
-            self.grant(path);
-        }
         if let Ok(target) = fs::read_link(path) {
             let target = normal(&path.parent().unwrap_or(Path::new("/")).join(target));
-            self.follow(&target, chain - 1);
-        } else if let Some(interpreter) = self.interpreter(path) {
-            self.follow(&interpreter, chain - 1);
+            self.follow(&target, word, chain - 1);
+        } else if let Some((interpreter, by_name)) = self.interpreter(path) {
+            // A name is looked up on the caller's own search path.
+            self.follow(&interpreter, if by_name { Word::Callers } else { word }, chain - 1);
         }
         if let Some(prefix) = path.parent().and_then(Path::parent) {
-            self.virtual_environment(prefix, chain - 1);
+            self.virtual_environment(prefix, word, chain - 1);
         }
     }
 
-    /// Grants the installation a program belongs to.
-    fn grant(&mut self, path: &Path) {
+    /// A link further up the path, made again inside if it may be.
+    fn add_link(&mut self, link: &Path, target: &Path, word: Word) -> bool {
+        let allowed = word == Word::Callers || self.is_known_installation(target);
+        if allowed && let Ok(text) = fs::read_link(link) {
+            self.needs.grants.insert(Grant::Link(link.to_owned(), text));
+        }
+        allowed
+    }
+
+    /// Grants the installation a program belongs to; whether it may be had at all.
+    fn grant(&mut self, path: &Path, word: Word) -> bool {
+        if word == Word::Workspaces && !self.is_known_installation(path) {
+            return false;
+        }
+        let is_program = fs::metadata(path).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0);
+        if !is_program {
+            return false;
+        }
         if self.rustup(path) {
-            return;
+            return true;
         }
         let grant = match (installation(path), fs::read_link(path)) {
-            (Some(prefix), _) if !self.is_home_or_above(prefix) => Grant::Tree(prefix.to_owned()),
+            (Some(prefix), _) if self.is_installation(prefix) => Grant::Tree(prefix.to_owned()),
             (_, Ok(target)) => Grant::Link(path.to_owned(), target),
             _ => Grant::File(path.to_owned()),
         };
@@ -178,10 +247,40 @@ impl<'a> Search<'a> {
             // An installation inside a granted one is there already.
             let covered = |one: &Grant| matches!(one, Grant::Tree(tree) if prefix.starts_with(tree) && tree != prefix);
             if self.needs.grants.iter().any(covered) {
-                return;
+                return true;
             }
         }
         self.needs.grants.insert(grant);
+        true
+    }
+
+    /// Whether a path is an executable of an installation that somebody other than the workspace made known.
+    fn is_known_installation(&self, path: &Path) -> bool {
+        let Ok(real) = fs::canonicalize(path) else { return false };
+        let managed = INSTALLATIONS.iter().any(|place| {
+            let place = self.host.home.as_deref().map(|home| home.join(place));
+            place.and_then(|place| fs::canonicalize(place).ok()).is_some_and(|place| real.starts_with(place))
+        });
+        // What the caller's own PATH has, or leads to.
+        let on_path = self.host.search_path().iter().any(|directory| {
+            let same = fs::canonicalize(directory).is_ok_and(|directory| real.parent() == Some(&directory));
+            let leads = real.file_name().map(|name| directory.join(name)).and_then(|one| fs::canonicalize(one).ok());
+            same || leads.as_deref() == Some(&real)
+        });
+        managed || on_path
+    }
+
+    /// Whether a directory has the shape of an installation, and is nobody's home and no directory above one.
+    fn is_installation(&self, prefix: &Path) -> bool {
+        let beside = ["lib", "lib64", "libexec", "share", "versions", "pyvenv.cfg"];
+        let home = |home: &Path| home.starts_with(prefix);
+        let somebodys = self.host.homes.iter().any(|one| home(one)) || prefix.parent() == Some(Path::new("/home"));
+        let mine = self.host.home.as_deref().is_some_and(home);
+        prefix.components().count() > 2
+            && !mine
+            && !somebodys
+            && !prefix.ends_with(".local")
+            && beside.iter().any(|name| prefix.join(name).exists())
     }
 
     /// A rustup proxy needs the proxies and the toolchains, and not the rest of `~/.cargo`, where
@@ -204,21 +303,19 @@ impl<'a> Search<'a> {
     }
 
     /// A virtual environment is a directory of links to the interpreter it was made from.
-    fn virtual_environment(&mut self, prefix: &Path, chain: u32) {
+    fn virtual_environment(&mut self, prefix: &Path, word: Word, chain: u32) {
         let Ok(config) = fs::read_to_string(prefix.join("pyvenv.cfg")) else { return };
+        let word = if self.is_inside(prefix) { Word::Workspaces } else { word };
         let base = config.lines().find_map(|line| line.split_once('=').filter(|(key, _)| key.trim() == "home"));
         if let Some((_, base)) = base {
             for name in ["python3", "python"] {
-                let python = Path::new(base.trim()).join(name);
-                if python.exists() {
-                    self.follow(&python, chain.saturating_sub(1));
-                }
+                self.follow(&normal(&Path::new(base.trim()).join(name)), word, chain.saturating_sub(1));
             }
         }
     }
 
-    /// The program a script names in its first line.
-    fn interpreter(&self, script: &Path) -> Option<PathBuf> {
+    /// The program a script names in its first line, and whether it is named without a path.
+    fn interpreter(&self, script: &Path) -> Option<(PathBuf, bool)> {
         let mut start = Vec::new();
         // Only regular files: opening a FIFO would wait for a writer.
         fs::metadata(script).ok().filter(fs::Metadata::is_file)?;
@@ -228,18 +325,21 @@ impl<'a> Search<'a> {
         let named = PathBuf::from(OsString::from_vec(words.next()?.to_vec()));
         if named.file_name() == Some(OsStr::new("env")) {
             let command = words.find(|word| !word.starts_with(b"-") && !word.contains(&b'='))?;
-            return find(self.host, OsStr::from_bytes(command), Path::new("/")).ok();
+            let by_name = !command.contains(&b'/');
+            return find(self.host, OsStr::from_bytes(command), Path::new("/")).ok().map(|path| (path, by_name));
         }
-        named.is_absolute().then_some(named)
+        named.is_absolute().then(|| (normal(&named), false))
     }
+}
 
-    fn is_home_or_above(&self, directory: &Path) -> bool {
-        directory.parent().is_none()
-            || self.host.home.as_deref().is_some_and(|home| home.starts_with(directory))
-            || directory.ends_with(".local")
-            || directory == Path::new("/opt")
-            || directory == Path::new("/home")
-    }
+/// The first directory above a path that is a link, where it leads, and what of the path comes after it.
+fn link_above(path: &Path) -> Option<(PathBuf, PathBuf, PathBuf)> {
+    let mut above: Vec<&Path> = path.ancestors().skip(1).collect();
+    above.reverse();
+    let link =
+        above.into_iter().find(|directory| fs::symlink_metadata(directory).is_ok_and(|file| file.is_symlink()))?;
+    let target = normal(&link.parent()?.join(fs::read_link(link).ok()?));
+    Some((link.to_owned(), target, path.strip_prefix(link).ok()?.to_owned()))
 }
 
 /// What every cell searches for commands.
@@ -306,6 +406,7 @@ mod tests {
     fn an_installation_is_granted_whole_and_nothing_above_it() {
         let world = World::new();
         let node = world.script("n/v20/bin/node", "ELF");
+        world.script("n/v20/lib/x", "");
         assert_eq!(world.needs(&node), r#"{Tree("~/n/v20")} path ["~/n/v20/bin"]"#);
     }
 
@@ -322,6 +423,7 @@ mod tests {
     fn links_scripts_and_virtual_environments_lead_to_their_interpreter() {
         let world = World::new();
         world.script("py/3.11/bin/python3", "ELF");
+        world.script("py/3.11/lib/x", "");
         let venv = world.0.path().join("apps/v");
         fs::create_dir_all(venv.join("bin")).expect("directories");
         symlink(world.0.path().join("py/3.11/bin/python3"), venv.join("bin/python")).expect("a link");
@@ -342,6 +444,49 @@ mod tests {
         fs::write(world.0.path().join(".cargo/credentials.toml"), "token").expect("written");
         fs::create_dir(world.0.path().join(".rustup")).expect("a directory");
         assert_eq!(world.needs(&cargo), r#"{Tree("~/.cargo/bin"), Tree("~/.rustup")} path ["~/.cargo/bin"]"#);
+    }
+
+    #[test]
+    fn an_installation_behind_a_link_is_granted_with_the_link() {
+        let world = World::new();
+        let tool = world.script("sdk/2.0/bin/tool", "ELF");
+        world.script("sdk/2.0/lib/x", "");
+        symlink("2.0", world.0.path().join("sdk/current")).expect("a link");
+        let needs = world.needs(&world.0.path().join("sdk/current/bin/tool"));
+        assert!(needs.contains(r#"Tree("~/sdk/2.0"), Link("~/sdk/current", "2.0")"#), "{needs}");
+        assert!(tool.exists());
+    }
+
+    #[test]
+    fn a_workspace_cannot_ask_for_what_is_not_an_interpreter_somebody_installed() {
+        let world = World::new();
+        let home = world.0.path();
+        let secret = world.script(".ssh/id", "key");
+        world.script("other/bin/tool", "ELF");
+        world.script("other/lib/x", "");
+        world.script("ws/.venv/pyvenv.cfg", &format!("home = {}/ws/e\n", home.display()));
+        fs::create_dir_all(home.join("ws/e")).expect("directories");
+        let grants = |target: &Path| {
+            let link = home.join("ws/e/python3");
+            if link.symlink_metadata().is_ok() {
+                fs::remove_file(&link).expect("removed");
+            }
+            symlink(target, &link).expect("a link");
+            let script = world.script("ws/run.sh", &format!("#!{}\n", target.display()));
+            let env = [("HOME", home.as_os_str().to_owned()), ("PATH", "/usr/bin:/bin".into())];
+            let host = Host::probe(env.map(|(key, value)| (key.into(), value))).expect("this machine");
+            let mut search = Search::new(&host, vec![home.join("ws")]);
+            search.workspace(&home.join("ws"));
+            search.program(&script);
+            search.finish().grants
+        };
+        for wish in [secret, home.join("other/bin/tool"), "/etc/gshadow".into(), home.join(".ssh")] {
+            assert_eq!(grants(&wish), BTreeSet::new(), "{}", wish.display());
+        }
+        // The control: an interpreter where a version manager puts it.
+        let python = world.script(".pyenv/versions/3.11/bin/python3", "ELF");
+        world.script(".pyenv/versions/3.11/lib/x", "");
+        assert_eq!(grants(&python), BTreeSet::from([Grant::Tree(home.join(".pyenv/versions/3.11"))]));
     }
 
     #[test]

@@ -19,10 +19,10 @@ use hotcell_base::text::shown;
 use serde::Serialize;
 
 use crate::host::Host;
+use crate::launch;
 use crate::limits::{LimitTooSmall, Limits};
 use crate::needs::{self, CommandError, Grant, STANDARD_PATH, Search};
-use crate::seccomp;
-use crate::view::{self, Entry};
+use crate::view::{self, Entry, FileId, Owner};
 use crate::wall::{Standing, Wall};
 
 /// The first uid of the range that cells started by root get their ids from. Above what systemd and
@@ -51,8 +51,8 @@ pub struct Workspace {
     /// How it appears inside.
     pub mode: Mode,
     /// Device and inode: what is mounted must still be what was planned.
-    pub(crate) identity: (u64, u64),
-    pub(crate) owner: (u32, u32),
+    pub(crate) identity: FileId,
+    pub(crate) owner: Owner,
     pub(crate) permissions: u32,
 }
 
@@ -66,7 +66,8 @@ pub struct Mount {
     /// Whether the cell may change it.
     pub writable: bool,
     pub(crate) directory: bool,
-    pub(crate) owner: (u32, u32),
+    pub(crate) owner: Owner,
+    pub(crate) identity: FileId,
 }
 
 /// A wish for a further mount.
@@ -137,6 +138,14 @@ pub enum PlanError {
     /// An environment variable's name cannot be one.
     #[error("`{}` is not a name for an environment variable", shown(.0.as_bytes()))]
     VariableName(OsString),
+    /// Each owner of a mounted path needs a map of ids of its own.
+    #[error("the workspace and the mounts belong to {count} different users and groups, more than {most}")]
+    TooManyOwners {
+        /// How many.
+        count: usize,
+        /// The most that is accepted.
+        most: usize,
+    },
     /// A wall that was asked for cannot stand here.
     #[error("the wall `{wall}` cannot stand here: {why}")]
     Wall {
@@ -159,7 +168,6 @@ pub struct Builder {
     require: BTreeSet<Wall>,
     allow_missing: BTreeSet<Wall>,
     omit: BTreeSet<Wall>,
-    omit_rules: Vec<String>,
     hidden: Vec<PathBuf>,
 }
 
@@ -248,12 +256,6 @@ impl Builder {
         self
     }
 
-    /// Leaves a rule of the syscall filter out on purpose, by its name in [`seccomp::rules`].
-    pub fn omit_rule(mut self, rule: impl Into<String>) -> Builder {
-        self.omit_rules.push(rule.into());
-        self
-    }
-
     /// Decides everything.
     pub fn plan(&self, host: &Host) -> Result<Plan, PlanError> {
         self.limits.check()?;
@@ -264,6 +266,13 @@ impl Builder {
         let workspace = self.workspace.as_ref().map(|(path, mode)| workspace(host, path, *mode)).transpose()?;
         let workspace = workspace.filter(|workspace| workspace.mode != Mode::None);
         let mounts = self.mounts.iter().map(|mount| check_mount(host, mount)).collect::<Result<Vec<_>, _>>()?;
+        let places = workspace.iter().map(|workspace| ("the workspace", &workspace.path));
+        for (role, path) in places.chain(mounts.iter().map(|mount| ("the mount", &mount.source))) {
+            if self.hidden.iter().any(|hidden| path.starts_with(hidden)) {
+                return Err(PlanError::Path { role, path: path.clone(), problem: "is inside hotcell's own home" });
+            }
+        }
+        self.check_targets(host, workspace.as_ref(), &mounts)?;
         let cwd = self.working_directory(workspace.as_ref())?;
 
         // A command given by a relative path is looked for where it will run, or where the caller is.
@@ -284,7 +293,8 @@ impl Builder {
         let home = home(host);
         let identity = if host.privileged { Identity::Fresh } else { Identity::Own { uid: host.uid, gid: host.gid } };
         let walls = self.walls(host, !writable.is_empty())?;
-        let grants: Vec<Grant> = needs.grants.into_iter().collect();
+        let grants: Vec<(Grant, Option<FileId>)> =
+            needs.grants.into_iter().map(|grant| (grant.clone(), grant.identity())).collect();
         let entries = view::view(&view::Parts {
             host,
             home: &home,
@@ -296,7 +306,7 @@ impl Builder {
             group: group(host, identity),
         });
         let env = self.environment(host, &home, &cwd, &needs.path, &needs.env)?;
-        Ok(Plan {
+        let plan = Plan {
             argv: self.argv.clone(),
             program,
             cwd,
@@ -308,9 +318,14 @@ impl Builder {
             limits: self.limits.clone(),
             walls,
             require: self.require.clone(),
-            seccomp: seccomp::Changes { refuse: Vec::new(), omit: self.omit_rules.clone() },
+            allow_missing: self.allow_missing.clone(),
             host: host.clone(),
-        })
+        };
+        let (count, most) = (launch::owners(&plan).len(), launch::OWNERS_MAX);
+        if count > most {
+            return Err(PlanError::TooManyOwners { count, most });
+        }
+        Ok(plan)
     }
 
     fn program(&self, host: &Host, command: &OsStr, base: &Path, mounts: &[Mount]) -> Result<PathBuf, PlanError> {
@@ -335,6 +350,38 @@ impl Builder {
             return Ok(inside);
         }
         Ok(needs::find(host, command, base)?)
+    }
+
+    /// Refuses mounts that would cover something, or that have no place to be mounted on.
+    fn check_targets(&self, host: &Host, workspace: Option<&Workspace>, mounts: &[Mount]) -> Result<(), PlanError> {
+        let home = home(host);
+        for (idx, mount) in mounts.iter().enumerate() {
+            let target = &mount.target;
+            let refuse = |problem| Err(PlanError::Path { role: "the mount", path: target.clone(), problem });
+            let fixed = view::FIXED.iter().map(Path::new).chain([home.as_path()]);
+            let fixed = fixed.chain(host.system.iter().map(|system| system.path.as_path()));
+            let fixed = fixed.chain(workspace.map(|workspace| workspace.path.as_path()));
+            if fixed.into_iter().any(|path| path.starts_with(target)) {
+                return refuse("would cover a part of the cell");
+            }
+            if mounts[..idx].iter().any(|other| other.target.starts_with(target)) {
+                return refuse("would cover another mount");
+            }
+            // Inside another tree of the host's, the place must be there: making it would change that tree.
+            let places = workspace.map(|workspace| (&workspace.path, &workspace.path));
+            let places = places.into_iter().chain(mounts[..idx].iter().map(|other| (&other.target, &other.source)));
+            let systems = host.system.iter().map(|system| (&system.path, &system.path));
+            for (inside, outside) in places.chain(systems) {
+                if let Ok(below) = target.strip_prefix(inside) {
+                    let place = outside.join(below);
+                    let there = fs::symlink_metadata(&place).ok().map(|file| (file.is_dir(), file.is_file()));
+                    if there != Some((mount.directory, !mount.directory)) {
+                        return refuse("is inside another tree, which has no such place to mount it on");
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     fn working_directory(&self, workspace: Option<&Workspace>) -> Result<PathBuf, PlanError> {
@@ -397,6 +444,9 @@ impl Builder {
             })
         };
         match wall {
+            Wall::Id if host.is_outer_root && !host.privileged => {
+                Some("this is root without the capabilities to become anybody else".to_owned())
+            }
             Wall::Groups if !host.privileged && !host.groups.is_empty() => Some(format!(
                 "the kernel lets no ordinary user leave groups, and this user is in {} more",
                 host.groups.len()
@@ -485,7 +535,7 @@ pub struct Plan {
     pub(crate) limits: Limits,
     pub(crate) walls: BTreeMap<Wall, Standing>,
     pub(crate) require: BTreeSet<Wall>,
-    pub(crate) seccomp: seccomp::Changes,
+    pub(crate) allow_missing: BTreeSet<Wall>,
     pub(crate) host: Host,
 }
 
@@ -533,6 +583,13 @@ impl Plan {
     /// The walls that are asked for, as far as they can be known without trying.
     pub fn walls(&self) -> &BTreeMap<Wall, Standing> {
         &self.walls
+    }
+
+    /// The same plan with a wall left out, and said to be.
+    pub(crate) fn without(&self, wall: Wall) -> Plan {
+        let mut plan = self.clone();
+        plan.walls.insert(wall, Standing::Missing);
+        plan
     }
 
     /// Whether a wall is to stand, proven or watched.
@@ -606,10 +663,7 @@ fn check_mount(host: &Host, mount: &MountRequest) -> Result<Mount, PlanError> {
         return refuse(&mount.target, "is not an absolute path inside the cell");
     }
     let target = needs::normal(&mount.target);
-    if target.parent().is_none()
-        || ["/proc", "/dev", "/etc"].iter().any(|fixed| target == Path::new(fixed))
-        || target.starts_with("/proc")
-    {
+    if target.parent().is_none() || target.starts_with("/proc") || target.starts_with("/dev") {
         return refuse(&target, "is a place inside the cell that cannot be covered");
     }
     Ok(Mount {
@@ -618,6 +672,7 @@ fn check_mount(host: &Host, mount: &MountRequest) -> Result<Mount, PlanError> {
         writable: mount.writable,
         directory: file.is_dir(),
         owner: (file.uid(), file.gid()),
+        identity: (file.dev(), file.ino()),
     })
 }
 

@@ -119,7 +119,7 @@ const GROUPS: &[Group] = &[
             libc::SYS_mmap, libc::SYS_mprotect, libc::SYS_munmap, libc::SYS_brk, libc::SYS_mremap, libc::SYS_msync,
             libc::SYS_mincore, libc::SYS_madvise, libc::SYS_mlock, libc::SYS_mlock2, libc::SYS_munlock,
             libc::SYS_mlockall, libc::SYS_munlockall, libc::SYS_pkey_mprotect, libc::SYS_pkey_alloc,
-            libc::SYS_pkey_free, libc::SYS_membarrier, libc::SYS_memfd_create, libc::SYS_mseal, SYS_MAP_SHADOW_STACK,
+            libc::SYS_pkey_free, libc::SYS_membarrier, libc::SYS_mseal, SYS_MAP_SHADOW_STACK,
         ],
     },
     Group {
@@ -136,7 +136,7 @@ const GROUPS: &[Group] = &[
             libc::SYS_rseq, libc::SYS_futex, libc::SYS_futex_waitv, SYS_FUTEX_WAKE, SYS_FUTEX_WAIT, SYS_FUTEX_REQUEUE,
             libc::SYS_sched_yield, libc::SYS_sched_getparam, libc::SYS_sched_setparam, libc::SYS_sched_getscheduler,
             libc::SYS_sched_setscheduler, libc::SYS_sched_get_priority_max, libc::SYS_sched_get_priority_min,
-            libc::SYS_sched_rr_get_interval, libc::SYS_sched_getaffinity, libc::SYS_sched_setattr,
+            libc::SYS_sched_rr_get_interval, libc::SYS_sched_getaffinity, libc::SYS_sched_setaffinity, libc::SYS_sched_setattr,
             libc::SYS_sched_getattr, libc::SYS_getpriority, libc::SYS_setpriority, libc::SYS_ioprio_get,
             libc::SYS_ioprio_set, libc::SYS_getrusage, libc::SYS_times, libc::SYS_getrlimit, libc::SYS_getcpu,
             libc::SYS_pidfd_open, libc::SYS_pidfd_send_signal, libc::SYS_process_mrelease, libc::SYS_restart_syscall,
@@ -144,10 +144,10 @@ const GROUPS: &[Group] = &[
         ],
     },
     Group {
-        name: "affinity",
-        why: "which processor a thread runs on; refused where the cpu share is held by affinity",
+        name: "memory files",
+        why: "memory behind a descriptor; absent where memory is only watched, because a descriptor can be hidden in a socket",
         verdict: Verdict::Allow,
-        calls: &[libc::SYS_sched_setaffinity],
+        calls: &[libc::SYS_memfd_create],
     },
     Group {
         name: "identity",
@@ -207,19 +207,21 @@ const GROUPS: &[Group] = &[
     },
     Group {
         name: "ipc",
-        why: "semaphores and queues of the cell's own ipc namespace",
+        why: "semaphores and POSIX queues of the cell's own ipc namespace",
         verdict: Verdict::Allow,
         calls: &[
-            libc::SYS_semget, libc::SYS_semop, libc::SYS_semctl, libc::SYS_semtimedop, libc::SYS_msgget,
-            libc::SYS_msgsnd, libc::SYS_msgrcv, libc::SYS_msgctl, libc::SYS_mq_open, libc::SYS_mq_unlink,
+            libc::SYS_semget, libc::SYS_semop, libc::SYS_semctl, libc::SYS_semtimedop, libc::SYS_mq_open, libc::SYS_mq_unlink,
             libc::SYS_mq_timedsend, libc::SYS_mq_timedreceive, libc::SYS_mq_notify, libc::SYS_mq_getsetattr,
         ],
     },
     Group {
         name: "shared segments",
-        why: "shared memory of the cell's own ipc namespace; refused where memory is only watched, because a detached segment belongs to no process",
+        why: "shared memory and messages of the cell's own ipc namespace; absent where memory is only watched, because they belong to no process",
         verdict: Verdict::Allow,
-        calls: &[libc::SYS_shmget, libc::SYS_shmat, libc::SYS_shmctl, libc::SYS_shmdt],
+        calls: &[
+            libc::SYS_shmget, libc::SYS_shmat, libc::SYS_shmctl, libc::SYS_shmdt, libc::SYS_msgget, libc::SYS_msgsnd,
+            libc::SYS_msgrcv, libc::SYS_msgctl,
+        ],
     },
     Group {
         name: "namespaces",
@@ -369,10 +371,14 @@ const CONDITIONS: &[Condition] = &[
         otherwise: Verdict::Allow,
     },
     Condition {
-        name: "core limit by prlimit",
-        why: "as above; asking for the limit stays possible",
+        name: "limits by prlimit",
+        why: "the core limit as above; and nobody's limits but one's own, for init runs as the same user; asking stays possible",
         calls: &[libc::SYS_prlimit64],
-        clauses: &[(&[Test::Is(1, libc::RLIMIT_CORE), Test::NotNull(2)], Verdict::Refuse(EPERM))],
+        clauses: &[
+            (&[Test::Is(1, libc::RLIMIT_CORE), Test::NotNull(2)], Verdict::Refuse(EPERM)),
+            (&[Test::Is(0, 0)], Verdict::Allow),
+            (&[Test::NotNull(2)], Verdict::Refuse(EPERM)),
+        ],
         otherwise: Verdict::Allow,
     },
     Condition {
@@ -396,14 +402,17 @@ pub fn rules() -> impl Iterator<Item = (&'static str, &'static str, usize)> {
     groups.chain(CONDITIONS.iter().map(|condition| (condition.name, condition.why, condition.calls.len())))
 }
 
-/// What this cell's filter does otherwise than the tables.
-#[derive(Clone, Default, PartialEq, Eq, Debug)]
-pub struct Changes {
-    /// Groups that are refused although the table allows them.
-    pub refuse: Vec<&'static str>,
-    /// Rules that are not enforced: only for tests that prove a rule matters.
-    pub omit: Vec<String>,
+/// How the memory limit of the cell is held.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Memory {
+    /// By a cgroup, which counts every kind of memory.
+    Counted,
+    /// By looking at processes: memory that belongs to none of them must not exist.
+    Watched,
 }
+
+/// Groups that are allowed only where memory is counted.
+const COUNTED_ONLY: &[&str] = &["memory files", "shared segments"];
 
 /// One BPF instruction as the kernel reads it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -437,7 +446,7 @@ const ARCH_X86_64: u32 = 0xc000_003e;
 const X32_BIT: u32 = 0x4000_0000;
 
 /// Builds the filter.
-pub fn filter(changes: &Changes) -> Vec<Instruction> {
+pub fn filter(memory: Memory) -> Vec<Instruction> {
     let mut code = vec![
         load(OFFSET_ARCH),
         jump(JUMP_EQUAL, ARCH_X86_64, 1, 0),
@@ -446,25 +455,24 @@ pub fn filter(changes: &Changes) -> Vec<Instruction> {
         jump(JUMP_GREATER_OR_EQUAL, X32_BIT, 0, 1),
         returns(RETURN_KILL),
     ];
-    code.extend(tree(&intervals(changes)));
+    code.extend(tree(&intervals(memory)));
     code
 }
 
 /// The filter's table as ranges: each starts at a number and holds up to the next start.
-fn intervals(changes: &Changes) -> Vec<(u32, Verdict)> {
-    let omitted = |name: &str| changes.omit.iter().any(|omit| omit == name);
+fn intervals(memory: Memory) -> Vec<(u32, Verdict)> {
     let mut listed: Vec<(u32, Verdict)> = Vec::new();
     for group in GROUPS {
         let verdict = match group.verdict {
-            _ if omitted(group.name) => Verdict::Allow,
-            Verdict::Allow if changes.refuse.contains(&group.name) => Verdict::Refuse(EPERM),
+            Verdict::Allow if memory == Memory::Watched && COUNTED_ONLY.contains(&group.name) => {
+                Verdict::Refuse(ENOSYS)
+            }
             verdict => verdict,
         };
         listed.extend(group.calls.iter().map(|call| (number(*call), verdict)));
     }
     for (idx, condition) in CONDITIONS.iter().enumerate() {
-        let verdict = if omitted(condition.name) { Verdict::Allow } else { Verdict::Condition(idx) };
-        listed.extend(condition.calls.iter().map(|call| (number(*call), verdict)));
+        listed.extend(condition.calls.iter().map(|call| (number(*call), Verdict::Condition(idx))));
     }
     listed.sort_unstable_by_key(|(number, _)| *number);
     let mut ranges: Vec<(u32, Verdict)> = vec![(0, Verdict::Refuse(ENOSYS))];
@@ -597,7 +605,7 @@ mod tests {
     }
 
     fn answer(number: c_long, args: [u64; 6]) -> String {
-        let (verdict, _) = decide(&filter(&Changes::default()), ARCH_X86_64, super::number(number), args);
+        let (verdict, _) = decide(&filter(Memory::Counted), ARCH_X86_64, super::number(number), args);
         match verdict {
             RETURN_ALLOW => "allow".to_owned(),
             RETURN_KILL => "kill".to_owned(),
@@ -616,7 +624,7 @@ mod tests {
 
     #[test]
     fn every_listed_call_gets_its_verdict_and_all_others_do_not_exist() {
-        let code = filter(&Changes::default());
+        let code = filter(Memory::Counted);
         let listed: Vec<u32> = GROUPS
             .iter()
             .flat_map(|group| group.calls)
@@ -644,7 +652,7 @@ mod tests {
 
     #[test]
     fn other_architectures_are_killed_before_their_numbers_mean_anything() {
-        let code = filter(&Changes::default());
+        let code = filter(Memory::Counted);
         let i386 = 0x4000_0003;
         assert_eq!(decide(&code, i386, 1, [0; 6]).0, RETURN_KILL);
         assert_eq!(decide(&code, ARCH_X86_64, X32_BIT | 1, [0; 6]).0, RETURN_KILL);
@@ -696,10 +704,10 @@ mod tests {
 
     #[test]
     fn the_tree_keeps_the_way_to_a_verdict_short() {
-        let code = filter(&Changes::default());
+        let code = filter(Memory::Counted);
         let longest = (0..512).map(|nr| decide(&code, ARCH_X86_64, nr, [0; 6]).1).max();
         // Four instructions to get in, log2 of the ranges to get there, a condition at the leaf.
-        let n_ranges = intervals(&Changes::default()).len();
+        let n_ranges = intervals(Memory::Counted).len();
         let depth = n_ranges.ilog2() as usize + 1;
         assert!(longest <= Some(4 + 2 * depth + 32), "{longest:?} steps for {n_ranges} ranges");
         assert!(code.len() < 4096, "the kernel's limit");
@@ -708,16 +716,21 @@ mod tests {
     }
 
     #[test]
-    fn a_change_moves_its_own_rule_only() {
-        let changed = Changes { refuse: vec!["shared segments"], omit: vec!["mounts".to_owned()] };
-        let (before, after) = (filter(&Changes::default()), filter(&changed));
+    fn watched_memory_takes_away_what_cannot_be_watched_and_nothing_else() {
+        let (counted, watched) = (filter(Memory::Counted), filter(Memory::Watched));
         for nr in 0..512 {
-            let differs = decide(&before, ARCH_X86_64, nr, [0; 6]).0 != decide(&after, ARCH_X86_64, nr, [0; 6]).0;
-            let ours = GROUPS
-                .iter()
-                .filter(|group| ["shared segments", "mounts"].contains(&group.name))
-                .any(|group| group.calls.iter().any(|call| number(*call) == nr));
+            let differs = decide(&counted, ARCH_X86_64, nr, [0; 6]).0 != decide(&watched, ARCH_X86_64, nr, [0; 6]).0;
+            let groups = GROUPS.iter().filter(|group| COUNTED_ONLY.contains(&group.name));
+            let ours = groups.flat_map(|group| group.calls).any(|call| number(*call) == nr);
             assert_eq!(differs, ours, "syscall {nr}");
         }
+    }
+
+    #[test]
+    fn nobody_elses_limits_can_be_set() {
+        let nofile = u64::from(libc::RLIMIT_NOFILE);
+        assert_eq!(answer(libc::SYS_prlimit64, args(&[1, nofile, 8, 0])), REFUSED);
+        assert_eq!(answer(libc::SYS_prlimit64, args(&[1, nofile, 0, 8])), "allow");
+        assert_eq!(answer(libc::SYS_prlimit64, args(&[0, nofile, 8, 0])), "allow");
     }
 }

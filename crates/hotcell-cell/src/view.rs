@@ -51,6 +51,8 @@ pub enum Entry {
         device: bool,
         /// Whose files the cell's user must be able to use as its own, if anybody's.
         owner: Option<Owner>,
+        /// What it must still be when it is mounted.
+        identity: Option<FileId>,
     },
     /// A directory of the cell's one scratch filesystem.
     Scratch {
@@ -69,15 +71,19 @@ pub enum Entry {
         target: PathBuf,
         /// Whose it is.
         owner: Owner,
+        /// What it must still be when it is mounted.
+        identity: FileId,
     },
     /// The processes of this cell.
     Proc,
-    /// A file or directory of `/proc` that is covered.
+    /// A file or directory that is covered.
     Mask {
         /// Which.
         path: PathBuf,
         /// Whether it is a directory.
         directory: bool,
+        /// Whether a cell without it must not be: something hidden on purpose.
+        required: bool,
     },
     /// A directory of `/proc` that cannot be written.
     ReadOnly {
@@ -88,6 +94,8 @@ pub enum Entry {
 
 /// A user and a group.
 pub type Owner = (u32, u32);
+/// A device and an inode: which file it is, whatever it is called.
+pub type FileId = (u64, u64);
 
 /// What of `/proc` tells about the machine rather than the cell, or steers it.
 const MASKED: &[(&str, bool)] = &[
@@ -129,7 +137,7 @@ pub(crate) const FENCE: &str = "/.hotcell";
 pub(crate) struct Parts<'a> {
     pub(crate) host: &'a Host,
     pub(crate) home: &'a Path,
-    pub(crate) grants: &'a [Grant],
+    pub(crate) grants: &'a [(Grant, Option<FileId>)],
     pub(crate) workspace: Option<&'a Workspace>,
     pub(crate) mounts: &'a [Mount],
     pub(crate) hidden: &'a [PathBuf],
@@ -144,7 +152,10 @@ pub(crate) fn view(parts: &Parts<'_>) -> Vec<Entry> {
     for system in &parts.host.system {
         match &system.kind {
             PathKind::Symlink(target) => view.link(&system.path, target),
-            kind => view.bind(&system.path, &system.path, *kind == PathKind::Directory, false, None),
+            kind => {
+                let directory = *kind == PathKind::Directory;
+                view.bind(&system.path, &system.path, Bind { directory, ..Bind::default() });
+            }
         }
     }
     view.file("/etc/passwd", parts.passwd.as_bytes());
@@ -161,6 +172,7 @@ pub(crate) fn view(parts: &Parts<'_>) -> Vec<Entry> {
             writable: true,
             device: true,
             owner: None,
+            identity: None,
         });
     }
     for (path, target) in DEVICE_LINKS {
@@ -169,8 +181,11 @@ pub(crate) fn view(parts: &Parts<'_>) -> Vec<Entry> {
     view.directory("/proc", false);
     view.entries.push(Entry::Proc);
     view.entries.extend(READ_ONLY.iter().map(|path| Entry::ReadOnly { path: path.into() }));
-    view.entries
-        .extend(MASKED.iter().map(|(path, directory)| Entry::Mask { path: path.into(), directory: *directory }));
+    view.entries.extend(MASKED.iter().map(|(path, directory)| Entry::Mask {
+        path: path.into(),
+        directory: *directory,
+        required: false,
+    }));
     view.directory("/run", false);
     view.link(Path::new("/var/run"), Path::new("/run"));
     view.scratch("tmp", "/tmp", 0o1777);
@@ -180,11 +195,12 @@ pub(crate) fn view(parts: &Parts<'_>) -> Vec<Entry> {
     if parts.workspace.is_none() {
         view.scratch("cwd", EMPTY_CWD, 0o755);
     }
-    let caller = (parts.host.uid, parts.host.gid);
-    for grant in parts.grants {
+    for (grant, identity) in parts.grants {
         match grant {
-            Grant::Tree(path) => view.bind(path, path, true, false, Some(caller)),
-            Grant::File(path) => view.bind(path, path, false, false, Some(caller)),
+            Grant::Tree(path) => {
+                view.bind(path, path, Bind { directory: true, identity: *identity, ..Bind::default() })
+            }
+            Grant::File(path) => view.bind(path, path, Bind { identity: *identity, ..Bind::default() }),
             Grant::Link(path, target) => view.link(path, target),
         }
     }
@@ -192,27 +208,58 @@ pub(crate) fn view(parts: &Parts<'_>) -> Vec<Entry> {
         let path = &workspace.path;
         match workspace.mode {
             Mode::None => {}
-            Mode::Ro => view.bind(path, path, true, false, Some(workspace.owner)),
-            Mode::Rw => view.bind(path, path, true, true, Some(workspace.owner)),
+            Mode::Ro | Mode::Rw => view.bind(
+                path,
+                path,
+                Bind {
+                    directory: true,
+                    writable: workspace.mode == Mode::Rw,
+                    owner: Some(workspace.owner),
+                    identity: Some(workspace.identity),
+                },
+            ),
             Mode::Cow => {
                 view.directory(path, false);
                 let (source, target) = (path.clone(), path.clone());
-                view.entries.push(Entry::Overlay { source, target, owner: workspace.owner });
+                let (owner, identity) = (workspace.owner, workspace.identity);
+                view.entries.push(Entry::Overlay { source, target, owner, identity });
             }
         }
     }
     for mount in parts.mounts {
-        view.bind(&mount.source, &mount.target, mount.directory, mount.writable, Some(mount.owner));
+        let Mount { directory, writable, .. } = *mount;
+        let (owner, identity) = (Some(mount.owner), Some(mount.identity));
+        view.bind(&mount.source, &mount.target, Bind { directory, writable, owner, identity });
     }
-    let shown = parts.workspace.iter().map(|workspace| (&workspace.path, &workspace.path));
-    let shown = shown.chain(parts.mounts.iter().map(|mount| (&mount.source, &mount.target)));
-    for (source, target) in shown {
+    let granted = parts.grants.iter().filter_map(|(grant, _)| match grant {
+        Grant::Tree(path) => Some((path, path)),
+        _ => None,
+    });
+    let workspace = parts.workspace.iter().map(|workspace| (&workspace.path, &workspace.path));
+    let mounted = parts.mounts.iter().map(|mount| (&mount.source, &mount.target));
+    for (source, target) in granted.chain(workspace).chain(mounted) {
         for below in parts.hidden.iter().filter_map(|hidden| hidden.strip_prefix(source).ok()) {
-            view.entries.push(Entry::Mask { path: target.join(below), directory: true });
+            view.entries.push(Entry::Mask { path: target.join(below), directory: true, required: true });
         }
     }
     view.entries
 }
+
+/// Places of the private root that nothing may cover.
+pub(crate) const FIXED: &[&str] = &[
+    FENCE,
+    EMPTY_CWD,
+    "/dev",
+    "/etc/group",
+    "/etc/hostname",
+    "/etc/hosts",
+    "/etc/passwd",
+    "/proc",
+    "/run",
+    "/tmp",
+    "/var/run",
+    "/var/tmp",
+];
 
 /// The working directory of a cell without a workspace.
 pub(crate) const EMPTY_CWD: &str = "/cell";
@@ -260,15 +307,25 @@ impl View<'_> {
         self.entries.push(Entry::Scratch { name, target: target.as_ref().to_owned(), mode });
     }
 
-    fn bind(&mut self, source: &Path, target: &Path, directory: bool, writable: bool, owner: Option<Owner>) {
+    fn bind(&mut self, source: &Path, target: &Path, bind: Bind) {
+        let Bind { directory, writable, owner, identity } = bind;
         if directory {
             self.directory(target, false);
         } else {
             self.parents(target);
         }
         let (source, target) = (source.to_owned(), target.to_owned());
-        self.entries.push(Entry::Bind { source, target, directory, writable, device: false, owner });
+        self.entries.push(Entry::Bind { source, target, directory, writable, device: false, owner, identity });
     }
+}
+
+/// How a part of the host is shown; by default a file, read-only, as it is.
+#[derive(Default)]
+struct Bind {
+    directory: bool,
+    writable: bool,
+    owner: Option<Owner>,
+    identity: Option<FileId>,
 }
 
 impl fmt::Display for Entry {

@@ -1,9 +1,10 @@
 //! Limits held from outside: by looking at every process of a cell, again and again.
 //!
-//! Used where no cgroup can be had. What is seen is what the cell's own `/proc` shows, which is all
-//! of its processes and nothing else. Between two looks a tree can grow; the report says `watched`.
+//! Used where no cgroup can be had, and for what is written to the host's own disk. What is seen is what the cell's
+//! own `/proc` shows, which is all of its processes and nothing else. Between two looks a tree can grow, and what the
+//! kernel holds for a process (socket buffers, pipes, page tables) is not seen at all; the report says `watched`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
@@ -12,89 +13,136 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 
 /// One look at a whole tree.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Look {
     /// Processes and threads without init.
     pub(crate) n_tasks: u64,
-    /// Processor time, of the living and of those they waited for.
+    /// Processor time seen so far.
     pub(crate) cpu: Duration,
     /// An upper bound on memory: what is shared is counted once for each process that maps it.
     pub(crate) memory_bytes: u64,
 }
 
-/// Looks at every process once.
-pub(crate) fn look(proc: BorrowedFd<'_>) -> Look {
-    let mut look = Look::default();
-    let mut memfds = BTreeSet::new();
-    each_process(proc, |pid, process| {
-        let stat = read(process, "stat");
-        // The name in brackets may hold anything; the fields follow the last bracket.
-        let fields: Vec<&str> = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
-        let ticks: u64 = [11, 12, 13, 14].iter().filter_map(|at| fields.get(*at)?.parse::<u64>().ok()).sum();
-        look.cpu += Duration::from_millis(ticks * 1000 / TICKS_A_SECOND);
-        if pid == "1" {
-            return;
+/// Looks at a tree, and remembers what it saw of processes that are gone.
+#[derive(Default)]
+pub(crate) struct Watch {
+    /// Ticks of the living at the last look, by pid and start time.
+    seen: BTreeMap<(String, String), u64>,
+    /// Ticks of those that were seen and are gone: nobody may ever have waited for them.
+    gone_ticks: u64,
+}
+
+impl Watch {
+    /// Looks at every process once.
+    pub(crate) fn look(&mut self, proc: BorrowedFd<'_>) -> Look {
+        let mut look = Look::default();
+        let (mut with_children, mut own) = (0, 0);
+        let mut living = BTreeMap::new();
+        each_process(proc, |pid, process| {
+            let stat = read(process, "stat");
+            // The name in brackets may hold anything; the fields follow the last bracket.
+            let fields: Vec<&str> = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
+            let number = |at: usize| fields.get(at).and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
+            let ticks = number(11) + number(12);
+            own += ticks;
+            with_children += ticks + number(13) + number(14);
+            living.insert((pid.to_owned(), fields.get(19).copied().unwrap_or_default().to_owned()), ticks);
+            if pid == "1" {
+                return;
+            }
+            look.n_tasks += number(17).max(1);
+            look.memory_bytes += resident(process);
+        });
+        for (process, ticks) in &self.seen {
+            if !living.contains_key(process) {
+                self.gone_ticks += ticks;
+            }
         }
-        look.n_tasks += fields.get(17).and_then(|n| n.parse::<u64>().ok()).unwrap_or(1);
-        let status = read(process, "status");
-        look.memory_bytes += (kib(&status, "RssAnon:") + kib(&status, "RssShmem:")) * 1024;
-        look.memory_bytes += memory_files(process, &mut memfds);
-    });
-    look
+        self.seen = living;
+        // What was waited for is in somebody's count of children; what was not is in ours, if it was seen.
+        let ticks = with_children.max(own + self.gone_ticks);
+        look.cpu = Duration::from_millis(ticks * 1000 / TICKS_A_SECOND);
+        look
+    }
 }
 
 /// Memory counted so that shared pages count once: slower, for when the bound says it may be too much.
 /// `files` is what the scratch filesystem holds, which mapped files must not count again.
 pub(crate) fn memory_exactly(proc: BorrowedFd<'_>, files: u64) -> u64 {
-    let (mut anonymous, mut shared, mut written) = (0, 0, 0);
-    let mut memfds = BTreeSet::new();
+    let (mut anonymous, mut shared, mut reserved) = (0, 0, 0);
+    let mut seen = BTreeSet::new();
     each_process(proc, |pid, process| {
         if pid != "1" {
-            let sums = read(process, "smaps_rollup");
-            anonymous += kib(&sums, "Pss_Anon:") * 1024;
+            let sums = of_any_task(process, "smaps_rollup");
+            anonymous += (kib(&sums, "Pss_Anon:") + kib(&sums, "SwapPss:")) * 1024;
             shared += kib(&sums, "Pss_Shmem:") * 1024;
-            written += memory_files(process, &mut memfds);
+            reserved += shared_anonymous(process, &mut seen);
         }
     });
-    anonymous + (files + written).max(shared)
+    anonymous + reserved + files.max(shared.saturating_sub(reserved))
 }
 
 const TICKS_A_SECOND: u64 = 100;
 
+/// What one process holds: its own pages, swapped ones, shared ones it maps, and all it shares anonymously.
+fn resident(process: BorrowedFd<'_>) -> u64 {
+    let status = of_any_task(process, "status");
+    let pages = (kib(&status, "RssAnon:") + kib(&status, "RssShmem:") + kib(&status, "VmSwap:")) * 1024;
+    // Shared anonymous memory can be filled and let go of without being given back: then its size counts.
+    pages.max(shared_anonymous(process, &mut BTreeSet::new()))
+}
+
+/// The size of shared anonymous mappings, each once in a tree.
+fn shared_anonymous(process: BorrowedFd<'_>, seen: &mut BTreeSet<String>) -> u64 {
+    let mut bytes = 0;
+    for line in of_any_task(process, "maps").lines().filter(|line| line.ends_with("/dev/zero (deleted)")) {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let Some((first, last)) = fields.first().and_then(|range| range.split_once('-')) else { continue };
+        let number = |text: &str| u64::from_str_radix(text, 16).unwrap_or(0);
+        // The part of the object that is mapped here: offset and inode name it.
+        let part = format!("{} {}", fields.get(2).unwrap_or(&""), fields.get(4).unwrap_or(&""));
+        if seen.insert(part) {
+            bytes += number(last).saturating_sub(number(first));
+        }
+    }
+    bytes
+}
+
+/// A file of a process, from any of its threads: the first one may have ended before the others.
+fn of_any_task(process: BorrowedFd<'_>, name: &str) -> String {
+    let text = read(process, name);
+    if text.contains("Rss") || text.contains('-') {
+        return text;
+    }
+    let Ok(tasks) = rustix::fs::openat(process, "task", DIRECTORY, Mode::empty()) else { return text };
+    let Ok(entries) = rustix::fs::Dir::read_from(&tasks) else { return text };
+    for entry in entries.flatten() {
+        if let Ok(task) = rustix::fs::openat(&tasks, entry.file_name(), DIRECTORY, Mode::empty()) {
+            let other = read(task.as_fd(), name);
+            if other.contains("Rss") || other.contains('-') {
+                return other;
+            }
+        }
+    }
+    text
+}
+
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
 fn each_process(proc: BorrowedFd<'_>, mut visit: impl FnMut(&str, BorrowedFd<'_>)) {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let Ok(listing) = rustix::fs::openat(proc, ".", flags, Mode::empty()) else { return };
+    let Ok(listing) = rustix::fs::openat(proc, ".", DIRECTORY, Mode::empty()) else { return };
     let Ok(entries) = rustix::fs::Dir::read_from(&listing) else { return };
     for entry in entries.flatten() {
         let Ok(pid) = entry.file_name().to_str() else { continue };
         if pid.bytes().all(|byte| byte.is_ascii_digit())
-            && let Ok(process) = rustix::fs::openat(proc, pid, flags, Mode::empty())
+            && let Ok(process) = rustix::fs::openat(proc, pid, DIRECTORY, Mode::empty())
         {
             visit(pid, process.as_fd());
         }
     }
-}
-
-/// Bytes held by memory files this process has open, each file once in a tree.
-fn memory_files(process: BorrowedFd<'_>, seen: &mut BTreeSet<u64>) -> u64 {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let Ok(fds) = rustix::fs::openat(process, "fd", flags, Mode::empty()) else { return 0 };
-    let Ok(entries) = rustix::fs::Dir::read_from(&fds) else { return 0 };
-    let mut bytes = 0;
-    for entry in entries.flatten() {
-        let is_memory = rustix::fs::readlinkat(&fds, entry.file_name(), Vec::new())
-            .is_ok_and(|target| target.to_bytes().starts_with(b"/memfd:"));
-        if is_memory
-            && let Ok(stat) = rustix::fs::statat(&fds, entry.file_name(), AtFlags::empty())
-            && seen.insert(stat.st_ino)
-        {
-            bytes += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
-        }
-    }
-    bytes
 }
 
 fn read(directory: BorrowedFd<'_>, name: &str) -> String {
@@ -116,17 +164,28 @@ fn kib(text: &str, field: &str) -> u64 {
 pub(crate) struct DiskUse {
     pub(crate) bytes: u64,
     pub(crate) n_files: u64,
+    /// Whether some of it could not be looked at: too deep, or closed to us.
+    pub(crate) hidden: bool,
 }
 
-/// Adds up trees and files, without following links or leaving their filesystems.
-pub(crate) fn disk_use(roots: &[PathBuf]) -> DiskUse {
+/// Adds up trees and files without following links, and what the cell's processes hold open of them after
+/// removing its name.
+pub(crate) fn disk_use(roots: &[PathBuf], proc: Option<BorrowedFd<'_>>) -> DiskUse {
     let mut sum = DiskUse::default();
+    let mut devices = BTreeSet::new();
     for root in roots {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let Ok(root) = rustix::fs::open(root, flags, Mode::empty()) else { continue };
         let Ok(stat) = rustix::fs::fstat(&root) else { continue };
+        devices.insert(stat.st_dev);
         sum.bytes += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
-        add_directory(&root, stat.st_dev, &mut sum, DEPTH_MAX);
+        if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+            add_directory(&root, &mut sum, DEPTH_MAX);
+        }
+    }
+    if let Some(proc) = proc {
+        let mut seen = BTreeSet::new();
+        each_process(proc, |_, process| add_nameless(process, &devices, &mut seen, &mut sum));
     }
     sum
 }
@@ -134,25 +193,39 @@ pub(crate) fn disk_use(roots: &[PathBuf]) -> DiskUse {
 /// One descriptor is open for each level.
 const DEPTH_MAX: u32 = 200;
 
-fn add_directory(directory: &OwnedFd, device: u64, sum: &mut DiskUse, depth: u32) {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let Ok(entries) = rustix::fs::Dir::read_from(directory) else { return };
+fn add_directory(directory: &OwnedFd, sum: &mut DiskUse, depth: u32) {
+    let Ok(entries) = rustix::fs::Dir::read_from(directory) else {
+        sum.hidden = true;
+        return;
+    };
     for entry in entries.flatten() {
         let name = OsStr::from_bytes(entry.file_name().to_bytes());
         if name == "." || name == ".." {
             continue;
         }
         let Ok(stat) = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
-        if stat.st_dev != device {
-            continue;
-        }
         sum.n_files += 1;
         sum.bytes += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
-        if depth > 0
-            && entry.file_type() == rustix::fs::FileType::Directory
-            && let Ok(below) = rustix::fs::openat(directory, name, flags, Mode::empty())
-        {
-            add_directory(&below, device, sum, depth - 1);
+        if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+            match rustix::fs::openat(directory, name, DIRECTORY, Mode::empty()) {
+                Ok(below) if depth > 0 => add_directory(&below, sum, depth - 1),
+                // Gone since the listing is not hidden.
+                Err(rustix::io::Errno::NOENT) => {}
+                _ => sum.hidden = true,
+            }
+        }
+    }
+}
+
+/// Files without a name that a process of the cell holds open on these devices, each once.
+fn add_nameless(process: BorrowedFd<'_>, devices: &BTreeSet<u64>, seen: &mut BTreeSet<u64>, sum: &mut DiskUse) {
+    let Ok(fds) = rustix::fs::openat(process, "fd", DIRECTORY, Mode::empty()) else { return };
+    let Ok(entries) = rustix::fs::Dir::read_from(&fds) else { return };
+    for entry in entries.flatten() {
+        let Ok(stat) = rustix::fs::statat(&fds, entry.file_name(), AtFlags::empty()) else { continue };
+        if stat.st_nlink == 0 && devices.contains(&stat.st_dev) && seen.insert(stat.st_ino) {
+            sum.n_files += 1;
+            sum.bytes += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
         }
     }
 }

@@ -104,7 +104,13 @@ impl Gate {
         };
         replace(&record.artifacts.join("exit_code.txt"), record.exit_status().to_string().as_bytes())?;
         self.runs.write(&record)?;
-        drop(cell);
+        drop(recorder);
+        // A group the kernel would not let go of yet is the next sweep's; so is its name.
+        if live.cgroups.iter().any(|path| path.exists()) {
+            cell.keep();
+        } else {
+            drop(cell);
+        }
         match result {
             Ok(report) => Ok((record, report)),
             Err(source) => {
@@ -177,6 +183,13 @@ struct Live<'a> {
     id: RunId,
 }
 
+impl Live<'_> {
+    /// Leaves it on record.
+    fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
 impl Drop for Live<'_> {
     fn drop(&mut self) {
         LiveCell::forget(self.home, &self.id);
@@ -208,6 +221,11 @@ impl<'a> Recorder<'a> {
 }
 
 impl Observer for Recorder<'_> {
+    fn preparing(&mut self, cgroups: &[PathBuf]) -> io::Result<()> {
+        self.live.cgroups = cgroups.to_vec();
+        self.live.write(self.home).map_err(io::Error::other)
+    }
+
     fn spawned(&mut self, cell: &Spawned<'_>) -> io::Result<()> {
         self.live.init_pid = Some(cell.init_pid);
         self.live.cgroups = cell.cgroups.to_vec();

@@ -87,8 +87,14 @@ impl Home {
             return Err(HomeError::NotPrivate { path, mode: home.mode() & 0o7777 });
         }
         let home = Home { path };
-        make(&home.runs())?;
-        make(&home.cells())?;
+        for part in [home.runs(), home.cells()] {
+            make(&part)?;
+            // A link here would have records written wherever somebody chose.
+            let is_own = fs::symlink_metadata(&part).is_ok_and(|part| part.is_dir() && part.uid() == us);
+            if !is_own {
+                return Err(HomeError::NotADirectory { path: part });
+            }
+        }
         Ok(home)
     }
 

@@ -91,6 +91,11 @@ pub fn sweep(home: &Home) -> Vec<RunId> {
     let runs = Runs::of(home);
     let mut unknown = Vec::new();
     for entry in fs::read_dir(home.cells()).into_iter().flatten().flatten() {
+        if is_stale_draft(&entry) {
+            // Half a record of a hotcell that died while writing it; the whole one, if any, is beside it.
+            let _swept_later = fs::remove_file(entry.path());
+            continue;
+        }
         let cell = fs::read(entry.path()).ok().and_then(|text| serde_json::from_slice::<LiveCell>(&text).ok());
         let Some(cell) = cell.filter(|cell| !cell.supervisor.is_alive()) else { continue };
         let removable: Vec<PathBuf> = cell.cgroups.iter().filter(|path| is_ours(path)).cloned().collect();
@@ -111,6 +116,13 @@ pub fn sweep(home: &Home) -> Vec<RunId> {
         LiveCell::forget(home, &cell.run_id);
     }
     unknown
+}
+
+/// A draft lives for a moment; one that is a minute old has no writer any more.
+fn is_stale_draft(entry: &fs::DirEntry) -> bool {
+    let is_draft = entry.path().extension().is_some_and(|extension| extension == "tmp");
+    let age = entry.metadata().and_then(|file| file.modified()).ok().and_then(|written| written.elapsed().ok());
+    is_draft && age.is_some_and(|age| age > std::time::Duration::from_secs(60))
 }
 
 /// A recorded path is only removed if it has the shape of a group we make.

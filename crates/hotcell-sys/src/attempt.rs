@@ -1,4 +1,4 @@
-//! Kernel calls that a wall must refuse, each with arguments that do no harm where it does not.
+//! Kernel calls that a wall must refuse, each with arguments that reach no further than the caller's own namespaces.
 //!
 //! The escape tests run these inside a cell and, as the control, in a cell without the wall. A call
 //! that the kernel answers with an error about its arguments was reached; one that answers `EPERM`

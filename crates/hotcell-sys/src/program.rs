@@ -139,11 +139,19 @@ pub struct Program<L> {
     clone_flags: u64,
     cgroup: Option<Slot>,
     exports: Vec<Slot>,
+    life_ms_max: u64,
 }
 
 impl<L> Default for Program<L> {
     fn default() -> Self {
-        Program { data: Data::default(), ops: Vec::new(), clone_flags: 0, cgroup: None, exports: Vec::new() }
+        Program {
+            data: Data::default(),
+            ops: Vec::new(),
+            clone_flags: 0,
+            cgroup: None,
+            exports: Vec::new(),
+            life_ms_max: u64::MAX,
+        }
     }
 }
 
@@ -170,6 +178,11 @@ impl<L: Clone> Program<L> {
     pub fn export(&mut self, descriptor: Slot) {
         assert!(self.exports.len() < wire::EXPORTS_MAX, "a program exports at most {}", wire::EXPORTS_MAX);
         self.exports.push(descriptor);
+    }
+
+    /// Has the spawner end the cell after this time, should the supervisor not.
+    pub fn life_max(&mut self, life: std::time::Duration) {
+        self.life_ms_max = u64::try_from(life.as_millis()).unwrap_or(u64::MAX);
     }
 
     /// Adds bytes that calls may point to.
@@ -291,6 +304,7 @@ impl<L: Clone> Program<L> {
             clone_flags: self.clone_flags,
             cgroup_slot: self.cgroup.map_or(0, |slot| slot.0),
             n_exports: self.exports.len() as u64,
+            life_ms_max: self.life_ms_max,
             ..Header::default()
         };
         for (to, slot) in header.exports.iter_mut().zip(&self.exports) {
@@ -336,9 +350,9 @@ fn wire_bytes<T: WireType>(value: &T) -> &[u8] {
 /// # Safety
 /// The type must be `repr(C)`, hold integers only and have no padding.
 pub(crate) unsafe trait WireType: Copy {}
-// SAFETY: nine u64 and eight u32 in pairs; the size check below leaves no room for padding.
+// SAFETY: u64 and pairs of u32; the size check below leaves no room for padding.
 unsafe impl WireType for Header {}
-const _: () = assert!(size_of::<Header>() == 8 * (2 + 4 + 2 + wire::EXPORTS_MAX + 1));
+const _: () = assert!(size_of::<Header>() == 8 * (2 + 4 + 2 + wire::EXPORTS_MAX + 2));
 // SAFETY: thirteen eight-byte integers and a pair of u32.
 unsafe impl WireType for Op {}
 const _: () = assert!(size_of::<Op>() == 8 * (1 + 6 + 1 + 4 + 2));

@@ -64,6 +64,10 @@ pub struct Usage {
     pub system_us: i64,
     /// Largest resident set of one process.
     pub resident_max_kib: i64,
+    /// Blocks of 512 bytes read from storage.
+    pub read_blocks: i64,
+    /// Blocks of 512 bytes written to storage.
+    pub written_blocks: i64,
 }
 
 /// A running stub.
@@ -166,8 +170,8 @@ impl Spawner {
             wire::MESSAGE_ENDED => Event::Ended { status: value_i32, n_left: message.usage[0].cast_unsigned() },
             wire::MESSAGE_GONE => Event::Gone,
             wire::MESSAGE_REAPED => {
-                let [user_us, system_us, resident_max_kib] = message.usage;
-                Event::Reaped(Usage { user_us, system_us, resident_max_kib })
+                let [user_us, system_us, resident_max_kib, read_blocks, written_blocks] = message.usage;
+                Event::Reaped(Usage { user_us, system_us, resident_max_kib, read_blocks, written_blocks })
             }
             other => return Err(io::Error::other(format!("the stub sent a message of unknown kind {other}"))),
         }))
@@ -223,8 +227,12 @@ impl Spawner {
             u64::from_ne_bytes(word)
         };
         let signed = |at: usize| word(at).cast_signed();
-        let message =
-            wire::Message { kind: word(0), op: word(1), value: signed(2), usage: [signed(3), signed(4), signed(5)] };
+        let message = wire::Message {
+            kind: word(0),
+            op: word(1),
+            value: signed(2),
+            usage: [signed(3), signed(4), signed(5), signed(6), signed(7)],
+        };
         Ok((message, fds))
     }
 }

@@ -64,6 +64,8 @@ pub struct Header {
     pub exports: [u64; EXPORTS_MAX],
     /// How many of `exports` are in use.
     pub n_exports: u64,
+    /// How long the cell may live if its supervisor does not end it.
+    pub life_ms_max: u64,
 }
 
 /// One step: a syscall, what it must answer, and where the answer goes.
@@ -126,9 +128,10 @@ pub struct Message {
     pub op: u64,
     /// A pid, a wait status, or what the kernel answered.
     pub value: i64,
-    /// For [`MESSAGE_REAPED`]: user µs, system µs, largest resident set in KiB. For [`MESSAGE_ENDED`]: how
+    /// For [`MESSAGE_REAPED`]: user µs, system µs, largest resident set in KiB, blocks of 512 bytes
+    /// read and written. For [`MESSAGE_ENDED`]: how
     /// many processes the payload left behind.
-    pub usage: [i64; 3],
+    pub usage: [i64; 5],
 }
 
 /// `value` is the pid of a process that holds a user namespace.

@@ -143,6 +143,7 @@ fn plan_hint(error: &PlanError) -> Option<String> {
         }
         PlanError::Unreadable { .. } => "see who may read it: ls -ld on that path".to_owned(),
         PlanError::NulByte { .. } => "remove the NUL byte: no program can be given one".to_owned(),
+        PlanError::TooManyOwners { .. } => "mount fewer paths of different owners".to_owned(),
         PlanError::VariableName(_) => "write it NAME=VALUE: hotcell run -e LANG=C …".to_owned(),
         PlanError::Wall { wall, .. } => wall_hint(*wall),
     })

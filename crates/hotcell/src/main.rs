@@ -12,7 +12,7 @@ mod screen;
 mod tee;
 
 use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -47,7 +47,7 @@ fn others(cli: &Cli) -> Result<u8, Failure> {
         _ => {}
     }
     let host = Host::probe(std::env::vars_os())?;
-    let home = Home::open(&home_path(cli.home.clone(), &host))?;
+    let home = Home::open(&home_path(cli.home.clone(), &host)?)?;
     match &cli.command {
         Command::Ls(args) => runs::ls(&home, args)?,
         Command::Logs(args) => runs::logs(&home, args)?,
@@ -87,21 +87,21 @@ fn report(failure: &Failure) {
 }
 
 /// `--home`, `HOTCELL_HOME`, the nearest `.hotcell/` upward, or the user's data directory.
-fn home_path(flag: Option<PathBuf>, host: &Host) -> PathBuf {
-    let variable = |name: &str| {
-        let value = host.env.get(OsStr::new(name)).filter(|value| !value.is_empty());
-        value.map(|value| host.cwd.join(value))
-    };
+fn home_path(flag: Option<PathBuf>, host: &Host) -> Result<PathBuf, Failure> {
+    let variable = |name: &str| host.env.get(OsStr::new(name)).filter(|value| !value.is_empty()).map(PathBuf::from);
     let upward = || host.cwd.ancestors().map(|directory| directory.join(".hotcell")).find(|path| path.is_dir());
     let data = || {
-        let base = variable("XDG_DATA_HOME");
-        base.or_else(|| host.home.as_ref().map(|home| home.join(".local/share")))
-            .unwrap_or_else(|| Path::new("/tmp").to_owned())
+        // The specification says to ignore a relative one.
+        let base = variable("XDG_DATA_HOME").filter(|path| path.is_absolute());
+        let base =
+            base.or_else(|| host.home.as_ref().filter(|home| home.is_dir()).map(|home| home.join(".local/share")));
+        base.map(|base| base.join("hotcell"))
     };
-    flag.map(|path| host.cwd.join(path))
-        .or_else(|| variable("HOTCELL_HOME"))
-        .or_else(upward)
-        .unwrap_or_else(|| data().join("hotcell"))
+    let named = flag.or_else(|| variable("HOTCELL_HOME")).map(|path| host.cwd.join(path));
+    named.or_else(upward).or_else(data).ok_or_else(|| Failure::Usage {
+        message: "there is no home directory to keep runs in".to_owned(),
+        hint: "say where: hotcell --home DIR …, or set HOTCELL_HOME".to_owned(),
+    })
 }
 
 /// Milliseconds as a person reads them.

@@ -1,9 +1,10 @@
 //! `hotcell run`.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 use hotcell_base::text::shown;
@@ -25,10 +26,8 @@ pub(crate) fn run(args: &RunArgs, home: Option<PathBuf>) -> u8 {
         Ok(code) => code,
         Err(failure) => {
             if args.json {
-                let printed = screen::data(&refusal(&failure));
-                if printed.is_err() {
-                    screen::note("error: stdout is closed; the result could not be printed");
-                }
+                // Where nothing can be printed, the report below is all there is.
+                let _said_below = screen::data(&refusal(&failure));
             }
             crate::report(&failure);
             failure.code(During::Run)
@@ -55,15 +54,20 @@ fn refusal(failure: &Failure) -> String {
 
 fn try_run(args: &RunArgs, home: Option<PathBuf>) -> Result<u8, Failure> {
     let host = Host::probe(std::env::vars_os())?;
-    let home_path = crate::home_path(home, &host);
-    let plan = plan(args, &host, &home_path)?;
+    let home_path = crate::home_path(home, &host)?;
     if args.explain {
+        // A home that is not there yet has nothing to hide.
+        let home_path = std::fs::canonicalize(&home_path).unwrap_or(home_path);
+        let plan = plan(args, &host, &home_path)?;
         let text = if args.json { explain::json(&plan) } else { explain::text(&plan, args) };
         screen::data(&text).map_err(closed)?;
         return Ok(0);
     }
     let stdin = stdin(&args.stdin)?;
+    // Planned before the home is made, so that a wrong request leaves nothing; and again when it is there to be hidden.
+    plan(args, &host, &home_path)?;
     let home = Home::open(&home_path)?;
+    let plan = plan(args, &host, home.path())?;
     for run in hotcell_gate::live::sweep(&home) {
         screen::note(&format!("hotcell: {run} was cut short by a crash; its outcome is unknown"));
     }
@@ -165,8 +169,11 @@ fn stdin(source: &OsStr) -> Result<Stdin, Failure> {
         }
         _ => {
             let name = shown(source.as_bytes());
-            let opened = File::open(source).and_then(|file| match file.metadata()? {
-                data if data.is_dir() => Err(std::io::Error::from_raw_os_error(libc_eisdir())),
+            // A FIFO without a writer must not make us wait before the clock runs.
+            let opened = OpenOptions::new().read(true).custom_flags(NONBLOCK).open(source).and_then(|file| match file
+                .metadata()?
+            {
+                data if data.is_dir() => Err(rustix::io::Errno::ISDIR.into()),
                 _ => Ok(file),
             });
             let file = opened.map_err(|error| unreadable_input(&name, error))?;
@@ -175,9 +182,7 @@ fn stdin(source: &OsStr) -> Result<Stdin, Failure> {
     }
 }
 
-fn libc_eisdir() -> i32 {
-    rustix::io::Errno::ISDIR.raw_os_error()
-}
+const NONBLOCK: i32 = 0o4000;
 
 fn unreadable_input(name: &str, source: std::io::Error) -> Failure {
     Failure::Io {
@@ -188,7 +193,8 @@ fn unreadable_input(name: &str, source: std::io::Error) -> Failure {
 }
 
 fn closed(source: std::io::Error) -> Failure {
-    Failure::Io { message: "stdout is closed; the result could not be printed".to_owned(), hint: None, source }
+    let hint = Some("give it somewhere to go: hotcell … > FILE".to_owned());
+    Failure::Io { message: "the result could not be printed on stdout".to_owned(), hint, source }
 }
 
 /// Passes Ctrl-C and its like on to the run.

@@ -4,6 +4,9 @@ use std::io::{self, Write};
 
 /// Writes data to stdout; says whether it arrived.
 pub(crate) fn data(text: &str) -> io::Result<()> {
+    if hotcell_sys::facts::stdout_was_closed() {
+        return Err(rustix::io::Errno::BADF.into());
+    }
     let mut stdout = io::stdout().lock();
     stdout.write_all(text.as_bytes())?;
     stdout.flush()

@@ -14,9 +14,10 @@
 use std::borrow::Cow;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use hotcell_sys::program::{Addr, Arg, Expect, Program, Slot, Stage};
-use hotcell_sys::wire::{INPUT_FD_FIRST, PAYLOAD_CONTROL_FD};
+use hotcell_sys::wire::{INPUT_FD_FIRST, INPUT_FDS_MAX, PAYLOAD_CONTROL_FD};
 use libc::{EACCES, EBADF, ENOENT, ENXIO};
 
 use crate::cgroup::Group;
@@ -30,6 +31,10 @@ mod privilege;
 mod root;
 
 pub(crate) use root::{PAGE, SCRATCH_INODES};
+
+/// How much longer than its limit a cell may live before its spawner ends it: room for slow walls and
+/// for the supervisor, whose task it is.
+const OVERTIME: Duration = Duration::from_secs(30);
 
 /// Which wall a call builds or proves, and what it does, for the message if it fails.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -54,7 +59,11 @@ const STDIN_FD: i32 = INPUT_FD_FIRST;
 const STDOUT_FD: i32 = INPUT_FD_FIRST + 1;
 const STDERR_FD: i32 = INPUT_FD_FIRST + 2;
 pub(crate) const N_STREAMS: usize = 3;
+/// Descriptors for owners that come beside the image and the streams.
+pub(crate) const OWNERS_MAX: usize = INPUT_FDS_MAX - 1 - N_STREAMS;
 const AT_FDCWD: i32 = libc::AT_FDCWD;
+/// The second process of a pid namespace.
+const PAYLOAD_PID: i64 = 2;
 
 /// Owners of the view that differ from the cell's own id, each once.
 pub(crate) fn owners(plan: &Plan) -> Vec<Owner> {
@@ -88,9 +97,10 @@ pub(crate) fn id_map(owner: u32, id: u32) -> String {
 pub(crate) fn program(plan: &Plan, making: &Making<'_>) -> Program<Label> {
     let mut out = Writer { program: Program::new(), stage: Stage::Spawner, wall: Wall::Cgroup, plan, making };
     out.spawner();
+    out.program.life_max(plan.limits.time.saturating_add(OVERTIME));
     out.stage = Stage::Init;
-    out.identity_maps();
     out.parent_death();
+    out.identity_maps();
     out.enter_cgroups();
     if plan.asks_for(Wall::Mount) {
         out.mounts();
@@ -258,6 +268,10 @@ impl Writer<'_> {
         self.call("proof: none above", libc::SYS_fcntl, &get_flags(kept + 1), Expect::Fails(&[EBADF]));
         self.call("proof: ours closes", libc::SYS_fcntl, &get_flags(kept), Expect::Is(close_on_exec));
         self.wall = Wall::Tty;
+        if self.plan.asks_for(Wall::Pid) {
+            // A session's first process has no terminal until it opens one, and there is none to open.
+            self.call("proof: first of its session", libc::SYS_getsid, &[0.into()], Expect::Is(PAYLOAD_PID));
+        }
         let tty = self.text("/dev/tty");
         let args = [AT_FDCWD.into(), tty.into(), libc::O_RDWR.into()];
         self.call("proof: no terminal", libc::SYS_openat, &args, Expect::Fails(&[ENOENT, ENXIO, EACCES]));

@@ -41,6 +41,8 @@ impl Writer<'_> {
                 let id = Arg::from(id);
                 self.call("change group", libc::SYS_setresgid, &[id, id, id], Expect::Ok);
                 self.call("change user", libc::SYS_setresuid, &[id, id, id], Expect::Ok);
+                // A change of id forgets it.
+                self.parent_death();
             }
         }
         if self.plan.asks_for(Wall::Caps) {
@@ -60,7 +62,6 @@ impl Writer<'_> {
             let args = [tmpfs.into(), at.into(), tmpfs.into(), 0u64.into(), 0u64.into()];
             self.call("proof: cannot mount", libc::SYS_mount, &args, Expect::Fails(&[EPERM]));
         }
-        // A change of id forgets both of these.
         self.parent_death();
         self.call(
             "let nobody read this process",
@@ -129,6 +130,8 @@ impl Writer<'_> {
             (libc::RLIMIT_RTPRIO, "real-time priority", 0),
             (libc::RLIMIT_NICE, "nice", 0),
         ] {
+            // Only downward: a limit that the caller has already is kept.
+            let value = self.plan.host.hard_limits.get(&resource).map_or(value, |hard| value.min(*hard));
             let given = self.program.words(&[value, value]);
             let found = self.program.room(16);
             let set = [0.into(), u64::from(resource).into(), given.into(), 0u64.into()];

@@ -67,6 +67,10 @@ impl Writer<'_> {
         self.mount("tmpfs", &staging, libc::MS_NOSUID | libc::MS_NODEV, "mode=0755,size=4m,nr_inodes=4096");
         let at = self.text(&staging);
         self.call("enter the new root", libc::SYS_chdir, &[at.into()], Expect::Ok);
+        // At once, and not when all is in place: from here on every path, and every link in one, means the
+        // new root. The old one is still attached, out of reach, until it is left below.
+        let dot = self.text(".");
+        self.call("pivot", libc::SYS_pivot_root, &[dot.into(), dot.into()], Expect::Ok);
         self.scratch();
         for entry in &self.plan.view {
             self.entry(entry, &sources);
@@ -76,8 +80,6 @@ impl Writer<'_> {
         self.unmount(SCRATCH);
         let scratch = self.text(SCRATCH);
         self.call("remove the scratch's place", libc::SYS_rmdir, &[scratch.into()], Expect::Ok);
-        let dot = self.text(".");
-        self.call("pivot", libc::SYS_pivot_root, &[dot.into(), dot.into()], Expect::Ok);
         self.call("leave the old root", libc::SYS_umount2, &[dot.into(), MNT_DETACH.into()], Expect::Ok);
         let root = self.text("/");
         self.call("chdir /", libc::SYS_chdir, &[root.into()], Expect::Ok);
@@ -92,10 +94,10 @@ impl Writer<'_> {
         let mut sources = BTreeMap::new();
         for entry in &self.plan.view {
             let (source, target, writable, device, owner, directory) = match entry {
-                Entry::Bind { source, target, writable, device, owner, directory } => {
+                Entry::Bind { source, target, writable, device, owner, directory, .. } => {
                     (source, target, *writable, *device, *owner, *directory)
                 }
-                Entry::Overlay { source, target, owner } => (source, target, false, false, Some(*owner), true),
+                Entry::Overlay { source, target, owner, .. } => (source, target, false, false, Some(*owner), true),
                 _ => continue,
             };
             let at = self.text(source.as_os_str().as_bytes());
@@ -106,10 +108,8 @@ impl Writer<'_> {
                 libc::SYS_open_tree,
                 &[AT_FDCWD.into(), at.into(), flags.into()],
             );
-            if let Some(workspace) = &self.plan.workspace
-                && workspace.path == *source
-            {
-                self.same_file(fd, workspace.identity, &name);
+            if let Entry::Bind { identity: Some(identity), .. } | Entry::Overlay { identity, .. } = entry {
+                self.same_file(fd, *identity, &name);
             }
             let namespace = owner.and_then(|owner| self.making.owners.iter().position(|one| *one == owner));
             if let Some(idx) = namespace {
@@ -289,7 +289,7 @@ impl Writer<'_> {
                     Expect::OkOr(&[ENOENT]),
                 );
             }
-            Entry::Mask { path, directory } => {
+            Entry::Mask { path, directory, required } => {
                 let (path, name) = self.inside(path);
                 let at = self.text(&path);
                 let (source, kind, flags) = if *directory {
@@ -300,7 +300,9 @@ impl Writer<'_> {
                     (self.text(FENCE.trim_start_matches('/')), Arg::from(0u64), libc::MS_BIND)
                 };
                 let args = [source.into(), at.into(), kind, flags.into(), 0u64.into()];
-                self.call(format!("cover {name}"), libc::SYS_mount, &args, Expect::OkOr(&[ENOENT, ENOTDIR]));
+                // What this kernel does not have need not be covered; what is hidden on purpose must be.
+                let expect = if *required { Expect::Ok } else { Expect::OkOr(&[ENOENT, ENOTDIR]) };
+                self.call(format!("cover {name}"), libc::SYS_mount, &args, expect);
             }
         }
     }

@@ -12,6 +12,7 @@
 //!
 //! Not here: files and names of runs (`hotcell-gate`), what to do about the outcome (the caller).
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,6 +21,7 @@ use std::time::{Duration, Instant};
 use hotcell_sys::program::Image;
 use hotcell_sys::spawner::{Event, Spawner, os_error};
 use hotcell_sys::wire;
+use rustix::event::{PollFd, PollFlags};
 
 use crate::cgroup::{Group, NoGroup};
 use crate::launch::{self, Label, Making};
@@ -88,6 +90,11 @@ pub enum Stream {
 
 /// Sees a run as it happens.
 pub trait Observer {
+    /// Nothing is made yet: these directories may be, and whoever finds them after a crash may remove them.
+    fn preparing(&mut self, _cgroups: &[std::path::PathBuf]) -> io::Result<()> {
+        Ok(())
+    }
+
     /// The cell exists: whoever finds these after a crash may remove them.
     fn spawned(&mut self, _cell: &Spawned<'_>) -> io::Result<()> {
         Ok(())
@@ -183,19 +190,44 @@ impl Plan {
         observer: &mut dyn Observer,
         remote: Option<&RemoteEnd>,
     ) -> Result<Report, RunError> {
+        let mut stdin = Some(stdin);
+        let mut plan = Cow::Borrowed(self);
+        loop {
+            match plan.attempt(name, &mut stdin, observer, remote) {
+                // It was tried, it does not stand, and the caller said that it may be missing.
+                Err(RunError::Wall { wall, .. }) if plan.allow_missing.contains(&wall) && plan.asks_for(wall) => {
+                    plan = Cow::Owned(plan.without(wall));
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// Runs the command once every wall stands; input is taken only then.
+    fn attempt(
+        &self,
+        name: &str,
+        stdin: &mut Option<Stdin>,
+        observer: &mut dyn Observer,
+        remote: Option<&RemoteEnd>,
+    ) -> Result<Report, RunError> {
         let begun = Instant::now();
         // Declared first, so that it is dropped last: a group is removed when its processes are gone.
         let mut cell = Guard { group: None };
         let mut spawner = Spawner::start().map_err(platform("the cell's first process cannot be started"))?;
         let id = ID_FIRST + spawner.pid();
-        cell.group = self.cgroup(&format!("{name}-{}", spawner.pid()))?;
+        let group_name = format!("{name}-{}", spawner.pid());
+        let candidates = self.host.cgroups.candidates(&group_name);
+        observer.preparing(&candidates).map_err(platform("the cell cannot be recorded"))?;
+        cell.group = self.cgroup(&group_name)?;
 
         let mut namespaces = Vec::new();
         for (uid, gid) in launch::owners(self) {
             let made = spawner.user_namespace(&launch::id_map(uid, id), &launch::id_map(gid, id));
             namespaces.push(made.map_err(platform("a map of ids for the workspace cannot be made"))?);
         }
-        let pipes = Pipes::new().map_err(platform("pipes cannot be made"))?;
+        let owner = (self.identity == Identity::Fresh && self.asks_for(Wall::Id)).then_some(id);
+        let pipes = Pipes::new(owner).map_err(platform("pipes cannot be made"))?;
         let owners = launch::owners(self);
         let image = launch::program(self, &Making { id, group: cell.group.as_ref(), owners: &owners }).image();
         let mut inputs: Vec<BorrowedFd<'_>> = pipes.theirs.iter().map(AsFd::as_fd).collect();
@@ -205,7 +237,7 @@ impl Plan {
         let prepare = begun.elapsed();
 
         let raised = Instant::now();
-        let (init_pid, init, mut exports) = self.wait_for_walls(&mut spawner, &image, cell.group.as_ref(), observer)?;
+        let (init, mut exports) = self.wait_for_walls(&mut spawner, &image, cell.group.as_ref(), observer, remote)?;
         drop(namespaces);
         let (proc, scratch) = (exports.pop(), exports.pop());
         let id_outside = match self.identity {
@@ -219,17 +251,23 @@ impl Plan {
 
         let Pipes { ours: [stdin_pipe, stdout, stderr], theirs } = pipes;
         drop(theirs);
-        let live = LiveCell { init, init_pid, group: cell.group.as_ref(), proc, scratch };
+        let live = LiveCell { init, group: cell.group.as_ref(), proc, scratch };
         let outputs = [Output::new(Stream::Stdout, stdout), Output::new(Stream::Stderr, stderr)];
-        let mut supervisor = Supervisor::new(self, &image, spawner, live, outputs, Input::new(stdin, stdin_pipe));
+        let mut supervisor = Supervisor::new(
+            self,
+            &image,
+            spawner,
+            live,
+            outputs,
+            Input::new(stdin.take().unwrap_or_default(), stdin_pipe),
+        );
         supervisor.supervise(observer, remote)?;
         let run = supervisor.elapsed();
         let collecting = Instant::now();
         let (mut report, changes) = supervisor.collect(isolation)?;
         report.changes = changes;
-        if let Some(group) = cell.group.take() {
-            group.remove().map_err(RunError::Cgroup)?;
-        }
+        // The cell is gone; a directory the kernel keeps a moment longer is left to the next sweep.
+        drop(cell);
         report.wall = run;
         report.timings = Timings { prepare, walls, run, collect: collecting.elapsed() };
         Ok(report)
@@ -262,24 +300,57 @@ impl Plan {
         image: &Image<Label>,
         group: Option<&Group>,
         observer: &mut dyn Observer,
-    ) -> Result<(i32, OwnedFd, Vec<OwnedFd>), RunError> {
+        remote: Option<&RemoteEnd>,
+    ) -> Result<(OwnedFd, Vec<OwnedFd>), RunError> {
         let mut init = None;
+        let deadline = Instant::now() + self.limits.time.max(WALLS_WAIT_LEAST);
         loop {
+            if !spawner.has_early_event() {
+                await_event(spawner, deadline, remote)?;
+            }
             match spawner.next_event().map_err(platform("the cell's first process cannot be heard"))? {
                 Some(Event::Spawned { pid, pidfd }) => {
                     let cgroups = group.map(Group::directories).unwrap_or_default();
                     let spawned = Spawned { spawner_pid: spawner.pid(), init_pid: pid, cgroups };
                     observer.spawned(&spawned).map_err(platform("the cell cannot be recorded"))?;
-                    init = Some((pid, pidfd));
+                    init = Some(pidfd);
                 }
                 Some(Event::Ready(exports)) => match init {
-                    Some((pid, pidfd)) => return Ok((pid, pidfd, exports)),
+                    Some(pidfd) => return Ok((pidfd, exports)),
                     None => return Err(out_of_turn()),
                 },
                 Some(Event::Fault { op, answer }) => return Err(fault(self, image, op, answer)),
                 Some(Event::Gone | Event::Ended { .. } | Event::Reaped(_)) | None => return Err(out_of_turn()),
             }
         }
+    }
+}
+
+/// Slow storage may take a while to be mounted, even for a command that may not.
+const WALLS_WAIT_LEAST: Duration = Duration::from_secs(30);
+
+/// Waits for the stub to say something, unless the caller or the clock ends the run first.
+fn await_event(spawner: &Spawner, deadline: Instant, remote: Option<&RemoteEnd>) -> Result<(), RunError> {
+    let control = spawner.as_pollable();
+    let mut fds = vec![PollFd::new(&control, PollFlags::IN)];
+    fds.extend(remote.map(|remote| PollFd::new(&remote.0, PollFlags::IN)));
+    let wait = deadline.saturating_duration_since(Instant::now());
+    let wait = rustix::event::Timespec {
+        tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(wait.subsec_nanos()),
+    };
+    let n = rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, Some(&wait)))
+        .map_err(|errno| platform("waiting for the cell failed")(errno.into()))?;
+    let given_up = if n == 0 {
+        Some("they took longer than the time limit")
+    } else if fds[0].revents().is_empty() && fds.get(1).is_some_and(|remote| remote.revents().contains(PollFlags::IN)) {
+        Some("the run was asked to end")
+    } else {
+        None
+    };
+    match given_up {
+        Some(why) => Err(platform("the walls did not go up")(io::Error::other(why))),
+        None => Ok(()),
     }
 }
 

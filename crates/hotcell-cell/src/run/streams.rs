@@ -17,7 +17,8 @@ pub(super) struct Pipes {
 }
 
 impl Pipes {
-    pub(super) fn new() -> io::Result<Pipes> {
+    /// `owner`: who must be able to open them again by name, as `/dev/stdout`.
+    pub(super) fn new(owner: Option<u32>) -> io::Result<Pipes> {
         let pipe = || rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC);
         let (stdin_read, stdin_write) = pipe()?;
         let (stdout_read, stdout_write) = pipe()?;
@@ -25,6 +26,11 @@ impl Pipes {
         // Only our ends: the flag belongs to the open pipe, and a command expects its own to block.
         for fd in [&stdin_write, &stdout_read, &stderr_read] {
             rustix::fs::fcntl_setfl(fd, rustix::fs::fcntl_getfl(fd)? | OFlags::NONBLOCK)?;
+        }
+        if let Some(id) = owner {
+            for fd in [&stdin_read, &stdout_write, &stderr_write] {
+                rustix::fs::fchown(fd, Some(rustix::fs::Uid::from_raw(id)), Some(rustix::fs::Gid::from_raw(id)))?;
+            }
         }
         Ok(Pipes { ours: [stdin_write, stdout_read, stderr_read], theirs: [stdin_read, stdout_write, stderr_write] })
     }

@@ -3,9 +3,8 @@
 //! [`Supervisor::end`] is the only way to kill: the cgroup at once where there is one, and always the cell's
 //! pid 1, with which the kernel ends every process of the namespace.
 
-use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use hotcell_base::Outcome;
@@ -19,13 +18,13 @@ use sha2::Digest;
 use super::streams::{CHUNK, Input, Output};
 use super::{GRACE, Observer, RemoteEnd, RunError, fault, out_of_turn, platform};
 use crate::cgroup::{Group, Sample};
-use crate::changes::{self, Changes};
+use crate::changes::{self, Changes, Marks};
 use crate::launch::{self, Label};
 use crate::limits::{Limit, Limits};
-use crate::plan::{Mode, Plan};
+use crate::plan::{Identity, Mode, Plan};
 use crate::report::{Isolation, Report, Timings};
 use crate::wall::Wall;
-use crate::watch::{self, DiskUse};
+use crate::watch::{self, DiskUse, Watch};
 
 /// How often counters are read.
 const TICK: Duration = Duration::from_millis(20);
@@ -51,12 +50,12 @@ pub(super) struct Supervisor<'a> {
     peaks: Peaks,
     paused: bool,
     scan: DiskScan,
+    watch: Watch,
 }
 
 /// A cell that stands, and what can be seen of it from outside.
 pub(super) struct LiveCell<'a> {
     pub(super) init: OwnedFd,
-    pub(super) init_pid: i32,
     pub(super) group: Option<&'a Group>,
     /// The cell's own `/proc`.
     pub(super) proc: Option<OwnedFd>,
@@ -90,6 +89,7 @@ impl<'a> Supervisor<'a> {
             peaks: Peaks::default(),
             paused: false,
             scan: DiskScan::new(plan),
+            watch: Watch::default(),
         }
     }
 
@@ -202,8 +202,10 @@ impl<'a> Supervisor<'a> {
                 self.exec_error = Some(os_error(answer));
             }
             Some(Event::Spawned { .. } | Event::Ready(_) | Event::Reaped(_)) => return Err(out_of_turn()),
-            // The spawner was killed from outside; its cell died with it.
-            None => return Err(out_of_turn()),
+            None => {
+                let source = io::Error::other("it was killed from outside, and the cell with it");
+                return Err(platform("the cell's spawner is gone")(source));
+            }
         }
         Ok(false)
     }
@@ -234,7 +236,10 @@ impl<'a> Supervisor<'a> {
         match self.cell.group {
             Some(group) => group.kill(),
             // What the killed used is not added to anybody's count: look before they are gone.
-            None => self.peaks.add(self.cell.proc.as_ref().map(|proc| watch::look(proc.as_fd()))),
+            None => {
+                let look = self.cell.proc.as_ref().map(|proc| self.watch.look(proc.as_fd()));
+                self.peaks.add(look);
+            }
         }
         // Gone already is as good as killed; either way the spawner tells.
         let _gone = rustix::process::pidfd_send_signal(&self.cell.init, Signal::KILL);
@@ -299,7 +304,7 @@ impl<'a> Supervisor<'a> {
     fn look(&mut self) {
         let Some(proc) = &self.cell.proc else { return };
         let limits = &self.plan.limits;
-        let look = watch::look(proc.as_fd());
+        let look = self.watch.look(proc.as_fd());
         let files = self.scratch_use().bytes;
         let mut memory = look.memory_bytes + files;
         if memory > limits.memory.0 {
@@ -318,9 +323,10 @@ impl<'a> Supervisor<'a> {
         }
         // The share: whoever is ahead of it waits until it has caught up.
         let earned = self.started.elapsed() * limits.cpus.milli / 1000 + CPU_BURST;
-        if look.cpu > earned && !self.paused {
+        // Again at every look: a guest can wake itself by a timer.
+        if look.cpu > earned {
             self.paused = rustix::process::pidfd_send_signal(&self.cell.init, Signal::TSTP).is_ok();
-        } else if look.cpu <= earned {
+        } else {
             self.resume();
         }
     }
@@ -337,21 +343,23 @@ impl<'a> Supervisor<'a> {
         DiskUse {
             bytes: stat.f_blocks.saturating_sub(stat.f_bfree) * stat.f_frsize,
             n_files: stat.f_files.saturating_sub(stat.f_ffree).saturating_sub(launch::SCRATCH_INODES),
+            hidden: false,
         }
     }
 
     fn disk_exceeded(&mut self) -> bool {
-        let (scratch, workspace) = (self.scratch_use(), self.scan.growth(self.plan));
+        let proc = self.cell.proc.as_ref().map(AsFd::as_fd);
+        let workspace = self.scan.growth(self.plan, proc);
+        let scratch = self.scratch_use();
         let (bytes, n_files) = (scratch.bytes + workspace.bytes, scratch.n_files + workspace.n_files);
         self.peaks.disk = self.peaks.disk.max(bytes);
         let limits = &self.plan.limits;
         let most = limits.disk.0.div_ceil(launch::PAGE) * launch::PAGE;
-        self.plan.asks_for(Wall::Disk) && (bytes > most || n_files > limits.inodes())
+        self.plan.asks_for(Wall::Disk) && (bytes > most || n_files > limits.inodes() || workspace.hidden)
     }
 
     /// Reads the last numbers, reaps, and decides the outcome.
     pub(super) fn collect(mut self, isolation: Isolation) -> Result<(Report, Option<Changes>), RunError> {
-        let io = fs::read_to_string(format!("/proc/{}/io", self.cell.init_pid)).unwrap_or_default();
         let sample = self.cell.group.map(Group::sample);
         self.scan.next = Instant::now();
         let disk_exceeded = self.disk_exceeded();
@@ -363,10 +371,6 @@ impl<'a> Supervisor<'a> {
         let changes = self.changes()?;
         let (outcome, limit) = self.outcome(sample.as_ref(), disk_exceeded);
         let detail = self.exec_error.as_ref().map(|error| format!("executing it failed: {error}"));
-        let counter = |name: &str| {
-            let line = io.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
-            line.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
-        };
         let resident = u64::try_from(usage.resident_max_kib).unwrap_or(0) * 1024;
         let [stdout, stderr] = &self.outputs;
         let report = Report {
@@ -386,8 +390,8 @@ impl<'a> Supervisor<'a> {
                 .and_then(|sample| sample.pids_peak)
                 .map_or(self.peaks.pids.max(1), |n| n.saturating_sub(1)),
             disk_peak_bytes: self.peaks.disk,
-            io_read_bytes: counter("read_bytes"),
-            io_write_bytes: counter("write_bytes"),
+            io_read_bytes: u64::try_from(usage.read_blocks).unwrap_or(0) * 512,
+            io_write_bytes: u64::try_from(usage.written_blocks).unwrap_or(0) * 512,
             stdout: stdout.captured(),
             stderr: stderr.captured(),
             isolation,
@@ -400,9 +404,11 @@ impl<'a> Supervisor<'a> {
     fn changes(&self) -> Result<Option<Changes>, RunError> {
         let workspace = self.plan.workspace.as_ref().filter(|workspace| workspace.mode == Mode::Cow);
         let (Some(workspace), Some(scratch)) = (workspace, &self.cell.scratch) else { return Ok(None) };
+        let marks = if self.plan.identity == Identity::Fresh { Marks::Trusted } else { Marks::User };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let upper = rustix::fs::openat(scratch, "upper", flags, rustix::fs::Mode::empty());
-        let listed = upper.map_err(io::Error::from).and_then(|upper| changes::list(upper.as_fd(), &workspace.path));
+        let listed =
+            upper.map_err(io::Error::from).and_then(|upper| changes::list(upper.as_fd(), &workspace.path, marks));
         Ok(Some(listed.map_err(platform("the changes of the workspace cannot be listed"))?))
     }
 
@@ -413,7 +419,7 @@ impl<'a> Supervisor<'a> {
         if let Some(error) = &self.exec_error {
             let outcome = match error.raw_os_error() {
                 Some(libc::ENOENT | libc::ENOTDIR) => Outcome::NotFound,
-                Some(libc::EACCES | libc::ENOEXEC | libc::EISDIR | libc::ELIBBAD | libc::EINVAL) => {
+                Some(libc::EACCES | libc::ENOEXEC | libc::EISDIR | libc::ELIBBAD | libc::EINVAL | libc::ELOOP) => {
                     Outcome::NotExecutable
                 }
                 _ => Outcome::PlatformError,
@@ -435,7 +441,11 @@ impl<'a> Supervisor<'a> {
         }
         match self.status {
             Some(status) if status & 0x7f == 0 => (Outcome::Exited, None),
-            Some(status) if status & 0x7f == libc::SIGXFSZ => (Outcome::Disk, Some(Limit::FileSize)),
+            Some(status) if status & 0x7f == libc::SIGXFSZ => {
+                // Unless it was given, the limit on one file is the disk's.
+                let limit = if self.plan.limits.file_size.is_some() { Limit::FileSize } else { Limit::Disk };
+                (Outcome::Disk, Some(limit))
+            }
             // The kernel's own enforcement of the cpu-time limit on one process.
             Some(status) if status & 0x7f == libc::SIGXCPU && self.plan.limits.cpu_time.is_some() => {
                 (Outcome::Timeout, Some(Limit::CpuTime))
@@ -474,21 +484,23 @@ struct DiskScan {
 impl DiskScan {
     fn new(plan: &Plan) -> DiskScan {
         let watched = !plan.writable.is_empty() && plan.asks_for(Wall::Disk);
-        let before = watched.then(|| watch::disk_use(&plan.writable));
+        let before = watched.then(|| watch::disk_use(&plan.writable, None));
         DiskScan { before, now: before.unwrap_or_default(), next: Instant::now() }
     }
 
     /// Bytes and files more than before the run.
-    fn growth(&mut self, plan: &Plan) -> DiskUse {
+    fn growth(&mut self, plan: &Plan, proc: Option<BorrowedFd<'_>>) -> DiskUse {
         let Some(before) = self.before else { return DiskUse::default() };
         let now = Instant::now();
         if now >= self.next {
-            self.now = watch::disk_use(&plan.writable);
+            self.now = watch::disk_use(&plan.writable, proc);
             self.next = Instant::now() + now.elapsed() * SCAN_SHARE;
         }
         DiskUse {
             bytes: self.now.bytes.saturating_sub(before.bytes),
             n_files: self.now.n_files.saturating_sub(before.n_files),
+            // What the caller's own tree hid before is no fault of the guest's.
+            hidden: self.now.hidden && !before.hidden,
         }
     }
 }

@@ -31,6 +31,9 @@ const WNOHANG: u64 = 1;
 const WALL: u64 = 0x4000_0000;
 const POLLIN: i16 = 1;
 const O_CLOEXEC: u64 = 0o2_000_000;
+const F_DUPFD_CLOEXEC: u64 = 1030;
+const ALIVE_FD_FIRST: u64 = 100;
+const CLOCK_MONOTONIC: u64 = 1;
 
 #[repr(C)]
 struct CloneArgs {
@@ -110,17 +113,23 @@ pub(crate) unsafe fn spawner() -> ! {
     name(b"hotcell-spawn\0");
     // SAFETY: descriptors are plain numbers here; no Rust object owns one.
     unsafe { call!(nr::CLOSE_RANGE, 1, u32::MAX, 0) };
+    // What the supervisor's callers ignore must not be ignored here: a dead child would vanish unseen.
+    default_signals();
+    let alive = Alive::new();
     let mut holder = 0;
     let header = loop {
         let command = receive();
         match command.kind {
             COMMAND_HOLD => {
                 release(holder);
-                holder = hold();
+                holder = hold(&alive);
             }
             COMMAND_PROGRAM => break map(command.len),
-            // End of file, or a supervisor that is not ours: nothing was started, so nothing is lost.
-            _ => exit(0),
+            // End of file, or a supervisor that is not ours: no cell was started, so nothing is lost.
+            _ => {
+                release(holder);
+                exit(0)
+            }
         }
     };
     release(holder);
@@ -151,7 +160,7 @@ pub(crate) unsafe fn spawner() -> ! {
     let pid = unsafe { call!(nr::CLONE3, &raw mut args, size_of::<CloneArgs>()) };
     if pid == 0 {
         // SAFETY: this is the new process, with the image mapped.
-        unsafe { init(header) }
+        unsafe { init(header, &alive) }
     }
     if pid < 0 {
         fail(Fault { op: OP_CLONE, answer: pid });
@@ -160,18 +169,26 @@ pub(crate) unsafe fn spawner() -> ! {
     watch(header, pid, pidfd)
 }
 
-/// Waits for init's end or the supervisor's, whichever comes first.
+/// Waits for init's end or the supervisor's, whichever comes first. A supervisor that was stopped does
+/// not look at the clock: past the last moment the cell is killed from here.
 fn watch(header: &Header, pid: i64, pidfd: i32) -> ! {
     let mut told = false;
+    let last_ms = now_ms().saturating_add(header.life_ms_max);
     loop {
+        let left_ms = last_ms.saturating_sub(now_ms());
+        if left_ms == 0 {
+            // SAFETY: the pid is an unreaped child of ours, so it cannot have been reused.
+            unsafe { call!(nr::KILL, pid, SIGKILL) };
+        }
+        let wait_ms = if told || left_ms == 0 { u64::MAX } else { left_ms.min(i32::MAX as u64) };
         let mut fds = [
             PollFd { fd: CONTROL_FD, events: POLLIN, revents: 0 },
             // A pidfd stays readable once the process is gone; look at it once.
             PollFd { fd: if told { -1 } else { pidfd }, events: POLLIN, revents: 0 },
         ];
         // SAFETY: the kernel writes `revents` of two entries that live here.
-        let n = unsafe { call!(nr::POLL, &raw mut fds, 2, u64::MAX) };
-        if n < 0 {
+        let n = unsafe { call!(nr::POLL, &raw mut fds, 2, wait_ms) };
+        if n <= 0 {
             continue;
         }
         if fds[1].revents != 0 {
@@ -197,7 +214,8 @@ fn watch(header: &Header, pid: i64, pidfd: i32) -> ! {
 ///
 /// # Safety
 /// Runs in the process made by the clone, with the image mapped.
-unsafe fn init(header: &Header) -> ! {
+unsafe fn init(header: &Header, spawner: &Alive) -> ! {
+    spawner.watch_only();
     name(b"cell-init\0");
     // Every signal waits for the loop below; the payload opens the mask again for itself.
     let all = u64::MAX;
@@ -206,6 +224,10 @@ unsafe fn init(header: &Header) -> ! {
     // SAFETY: the tables come from our library.
     if let Err(fault) = unsafe { interpret(header, header.init) } {
         fail(fault);
+    }
+    // The last change of id is made, so from here on the spawner's death is ours. Was it before?
+    if spawner.is_gone() {
+        exit(1);
     }
     let mut exported = [0i32; EXPORTS_MAX];
     let n_exports = (header.n_exports as usize).min(EXPORTS_MAX);
@@ -250,15 +272,17 @@ fn reap_until_end(payload: i64) -> ! {
                     break;
                 }
                 if pid == payload {
-                    let usage = [end_all(), 0, 0];
+                    let usage = [end_all(), 0, 0, 0, 0];
                     send(&Message { kind: MESSAGE_ENDED, value: i64::from(status), usage, ..Message::default() }, &[]);
                     exit(0);
                 }
             }
             continue;
         }
-        // A sender outside this pid namespace shows as pid 0: only the supervisor is listened to.
-        if signal <= 0 || info[4] != 0 {
+        // A sender outside this pid namespace shows as pid 0. A guest can write that into a queued signal,
+        // but not that it came from `kill`.
+        const SI_USER: i32 = 0;
+        if signal <= 0 || info[2] != SI_USER || info[4] != 0 {
             continue;
         }
         match signal as i32 {
@@ -308,12 +332,6 @@ fn signal_all(signal: u64) -> bool {
 /// # Safety
 /// Runs in the process forked by init, with the image mapped.
 unsafe fn payload(header: &Header) -> ! {
-    // An ignored signal stays ignored across exec: whatever our callers ignored, the command starts clean.
-    let default = [0u64; 4];
-    for signal in 1..=SIGNALS {
-        // SAFETY: installs SIG_DFL from 32 zero bytes of ours. SIGKILL and SIGSTOP refuse, as they should.
-        unsafe { call!(nr::RT_SIGACTION, signal, &raw const default, 0, 8) };
-    }
     let none = 0u64;
     // SAFETY: reads eight bytes of ours.
     unsafe { call!(nr::RT_SIGPROCMASK, 2, &raw const none, 0, 8) };
@@ -402,13 +420,64 @@ fn name(name: &[u8]) {
     unsafe { call!(nr::PRCTL, PR_SET_NAME, name.as_ptr(), 0, 0, 0) };
 }
 
+/// Lets every signal do what it does by default. An ignored one stays ignored across exec.
+fn default_signals() {
+    let default = [0u64; 4];
+    for signal in 1..=SIGNALS {
+        // SAFETY: installs SIG_DFL from 32 zero bytes of ours. SIGKILL and SIGSTOP refuse, as they should.
+        unsafe { call!(nr::RT_SIGACTION, signal, &raw const default, 0, 8) };
+    }
+}
+
+/// A pipe that tells whether the spawner lives. `PR_SET_PDEATHSIG` tells of deaths to come, this of one
+/// that came before: the kernel closes a dying process's descriptors before it signals its children.
+struct Alive {
+    reader: i32,
+    writer: i32,
+}
+
+impl Alive {
+    fn new() -> Alive {
+        let mut ends = [-1i32; 2];
+        // SAFETY: writes two descriptors of ours.
+        unsafe { call!(nr::PIPE2, &raw mut ends, O_CLOEXEC) };
+        // High numbers: the low ones are promised to what comes with the program.
+        let high = |fd: i32| {
+            // SAFETY: descriptors are plain numbers here.
+            let moved = unsafe { call!(nr::FCNTL, fd, F_DUPFD_CLOEXEC, ALIVE_FD_FIRST) };
+            // SAFETY: as above.
+            unsafe { call!(nr::CLOSE, fd) };
+            moved as i32
+        };
+        Alive { reader: high(ends[0]), writer: high(ends[1]) }
+    }
+
+    /// In a child: only the spawner must hold the end that keeps it open.
+    fn watch_only(&self) {
+        // SAFETY: descriptors are plain numbers here.
+        unsafe { call!(nr::CLOSE, self.writer) };
+    }
+
+    /// In a child: whether the spawner died.
+    fn is_gone(&self) -> bool {
+        let mut fd = PollFd { fd: self.reader, events: POLLIN, revents: 0 };
+        // SAFETY: the kernel writes one entry that lives here.
+        unsafe { call!(nr::POLL, &raw mut fd, 1, 0) };
+        fd.revents != 0
+    }
+}
+
 /// Makes a process that only keeps a new user namespace alive, and tells its pid.
-fn hold() -> i64 {
+fn hold(spawner: &Alive) -> i64 {
     // SAFETY: a plain fork into a new user namespace.
     let pid = unsafe { call!(nr::CLONE, CLONE_NEWUSER | SIGCHLD as u64, 0, 0, 0, 0) };
     if pid == 0 {
         // SAFETY: integers only. The namespace must not outlive the spawner.
         unsafe { call!(nr::PRCTL, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) };
+        spawner.watch_only();
+        if spawner.is_gone() {
+            exit(1);
+        }
         loop {
             // SAFETY: waits for the kill.
             unsafe { call!(nr::PAUSE) };
@@ -416,6 +485,14 @@ fn hold() -> i64 {
     }
     send(&Message { kind: MESSAGE_HOLDING, value: pid, ..Message::default() }, &[]);
     pid
+}
+
+/// Milliseconds of a clock that only goes forward.
+fn now_ms() -> u64 {
+    let mut now = [0u64; 2];
+    // SAFETY: writes one timespec of ours.
+    unsafe { call!(nr::CLOCK_GETTIME, CLOCK_MONOTONIC, &raw mut now) };
+    now[0].wrapping_mul(1000).wrapping_add(now[1] / 1_000_000)
 }
 
 /// Ends a holder: the supervisor has its namespace by descriptor now.
@@ -426,18 +503,19 @@ fn release(holder: i64) {
 }
 
 /// Kills a child of this process, waits until it is gone, and says how it ended and what it used.
-fn kill_and_reap(pid: i64) -> (i64, [i64; 3]) {
+fn kill_and_reap(pid: i64) -> (i64, [i64; 5]) {
     // SAFETY: the pid is an unreaped child of ours, so it cannot have been reused.
     unsafe { call!(nr::KILL, pid, SIGKILL) };
     let mut status = 0i32;
-    // rusage: user time, system time (seconds and µs each), largest resident set, then 13 more words.
+    // rusage: user time, system time (seconds and µs each), largest resident set; blocks read and written
+    // are its words 11 and 12.
     let mut usage = [0i64; 18];
     loop {
         // SAFETY: writes one i32 and one rusage of ours.
         let reaped = unsafe { call!(nr::WAIT4, pid, &raw mut status, WALL, &raw mut usage) };
         if reaped != EINTR {
             let micros = |at: usize| usage[at].wrapping_mul(1_000_000).wrapping_add(usage[at + 1]);
-            return (i64::from(status), [micros(0), micros(2), usage[4]]);
+            return (i64::from(status), [micros(0), micros(2), usage[4], usage[11], usage[12]]);
         }
     }
 }

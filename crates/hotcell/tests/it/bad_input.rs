@@ -102,6 +102,19 @@ fn mounts_that_are_none() {
     says(&mount("/no/such:/x"), &["/no/such", "No such file"]);
     says(&mount(&format!("{real}:relative")), &["relative", "absolute"]);
     says(&mount(&format!("{real}:/")), &["cannot be covered"]);
+    for taken in ["/tmp", "/etc", "/etc/ssl", "/usr", "/.hotcell", "/cell", "/dev/shm"] {
+        says(&mount(&format!("{real}:{taken}")), &["cover"]);
+    }
+    let twice = [format!("{real}:/x"), format!("{real}:/x")];
+    says(
+        &refused(&bench, 125, ["run", "--mount", &twice[0], "--mount", &twice[1], "--", "true"]),
+        &["would cover another mount"],
+    );
+    let inside = [format!("{real}:/x"), format!("{real}:/x/no/place")];
+    says(
+        &refused(&bench, 125, ["run", "--mount", &inside[0], "--mount", &inside[1], "--", "true"]),
+        &["no such place"],
+    );
     says(&mount(&format!("{real}:/proc/x")), &["cannot be covered"]);
     says(&mount("/proc:/x"), &["belongs to the kernel"]);
     says(&mount("/:/x"), &["whole filesystem"]);
@@ -191,5 +204,76 @@ fn a_closed_stdout_is_said_where_it_loses_the_answer() {
     drop(reader);
     let output = command.stdout(writer).output().unwrap();
     assert_eq!(output.status.code(), Some(125));
-    says(&text(&output.stderr), &["stdout is closed"]);
+    says(&text(&output.stderr), &["could not be printed on stdout", "hint:"]);
+    // Closed from the start: the runtime would put /dev/null in its place.
+    for args in ["run --json -- true", "run --explain -- true", "ls", "doctor"] {
+        let script = format!("\"$0\" {args} >&-");
+        let output = std::process::Command::new("sh")
+            .args(["-c", &script, HOTCELL.as_str()])
+            .env("HOTCELL_HOME", bench.path("home"))
+            .output()
+            .unwrap();
+        assert_ne!(output.status.code(), Some(0), "{args}");
+        says(&text(&output.stderr), &["stdout"]);
+    }
+}
+
+#[test]
+fn a_fifo_nobody_writes_to_does_not_stop_the_clock() {
+    let bench = Bench::new();
+    let fifo = bench.path("fifo");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let run = |command: &str| {
+        bench.output(["run", "-q", "--time", "300ms", "--stdin", fifo.to_str().unwrap(), "--", command]).status.code()
+    };
+    assert_eq!(run("true"), Some(0));
+    assert_eq!(run("cat"), Some(124));
+}
+
+#[test]
+fn a_planted_home_cannot_send_records_elsewhere() {
+    let bench = Bench::new();
+    let (project, victim) = (bench.dir("project"), bench.dir("victim"));
+    let planted = bench.dir("project/.hotcell");
+    std::fs::set_permissions(&planted, std::fs::Permissions::from_mode(0o700)).unwrap();
+    symlink(&victim, planted.join("runs")).unwrap();
+    let output =
+        bench.hotcell(["run", "--", "true"]).env_remove("HOTCELL_HOME").current_dir(&project).output().unwrap();
+    assert_eq!(output.status.code(), Some(125), "{}", text(&output.stderr));
+    assert_eq!(std::fs::read_dir(&victim).unwrap().count(), 0);
+}
+
+#[test]
+fn limits_of_the_caller_are_kept_and_refuse_nothing() {
+    let bench = Bench::new();
+    let script = "ulimit -l 64; ulimit -n 256; ulimit -t 100; exec \"$0\" run -q -- sh -c 'ulimit -l; ulimit -n'";
+    let output = std::process::Command::new("sh")
+        .args(["-c", script, HOTCELL.as_str()])
+        .env("HOTCELL_HOME", bench.path("home"))
+        .output()
+        .unwrap();
+    assert_eq!(text(&output.stdout), "64\n256\n", "{}", text(&output.stderr));
+}
+
+#[test]
+fn root_without_its_capabilities_is_not_taken_for_an_ordinary_user() {
+    if !is_root() {
+        return skip("only root can be root without capabilities");
+    }
+    let bench = Bench::new();
+    let drop = ["--inh-caps=-all", "--bounding-set=-sys_admin"];
+    let run = |more: &[&str]| {
+        let output = std::process::Command::new("setpriv")
+            .args(drop)
+            .args([HOTCELL.as_str(), "run", "-q"])
+            .args(more)
+            .args(["--", "true"])
+            .env("HOTCELL_HOME", bench.path("home"))
+            .output()
+            .unwrap();
+        (output.status.code(), text(&output.stderr))
+    };
+    let (code, said) = run(&[]);
+    assert_eq!(code, Some(125), "{said}");
+    says(&said, &["`id`", "root without the capabilities"]);
 }

@@ -222,7 +222,7 @@ fn doctor_says_what_it_tried() {
     // As a machine without the right finds it: a user without a group of its own is told how to get one.
     if state("cgroup") == "watched" {
         let text = text(&bench.output(["doctor"]).stdout);
-        assert!(text.contains("systemd-run --user --scope"), "{text}");
+        assert!(text.contains("run as root"), "{text}");
     }
     assert!(
         std::fs::read_dir(bench.path("home"))
@@ -261,6 +261,21 @@ fn an_interpreter_in_the_home_directory_is_there_and_its_neighbours_are_not() {
     let path = format!("{}:/usr/bin:/bin", shims.parent().unwrap().display());
     let output = bench.hotcell(["run", "-q", "--", "greet"]).env("HOME", &home).env("PATH", path).output().unwrap();
     assert_eq!(text(&output.stdout), "from the tool\n.tool\nbin\nlib\n", "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_command_may_open_its_own_streams_by_name() {
+    let bench = Bench::new();
+    let output = bench.output(["run", "-q", "--", "sh", "-c", "echo out > /dev/stdout; echo err > /dev/stderr"]);
+    assert_eq!((text(&output.stdout).as_str(), text(&output.stderr).as_str()), ("out\n", "err\n"));
+}
+
+#[test]
+fn a_wall_that_may_be_missing_is_left_out_when_it_does_not_stand() {
+    let bench = Bench::new();
+    // A name no cgroup can be made under: the wall fails when it is built, not when it is planned.
+    let (record, code) = bench.json(["--allow-missing", "cgroup", "--allow-missing", "rlimits", "--", "true"]);
+    assert_eq!((code, record["outcome"].as_str()), (0, Some("exited")), "{record}");
 }
 
 #[test]

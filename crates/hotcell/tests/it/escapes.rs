@@ -180,11 +180,12 @@ fn b8_the_environment_is_an_allowlist() {
     let mut env: Vec<(OsString, OsString)> = std::env::vars_os().collect();
     env.extend(names.map(|name| (name.into(), "/nowhere".into())));
     let host = hotcell_cell::Host::probe(env).unwrap();
-    let report = run_on(&host, Cell::builder().command(probe_argv("env", names)));
+    let report =
+        run_on(&host, Cell::builder().env("HOTCELL_PROBE", Some("yes".into())).command(probe_argv("env", names)));
     Tries::of(&report.stdout.kept).all_refused();
     // The control: the same variables, asked for by name.
     let builder = names.iter().fold(Cell::builder(), |builder, name| builder.env(name, None));
-    let report = run_on(&host, builder.command(probe_argv("env", names)));
+    let report = run_on(&host, builder.env("HOTCELL_PROBE", Some("yes".into())).command(probe_argv("env", names)));
     Tries::of(&report.stdout.kept).all_through();
 }
 
@@ -199,7 +200,10 @@ fn b12_a_crash_leaves_no_core_and_starts_no_handler() {
     let crash = |builder: hotcell_cell::Builder| {
         let bench = Bench::new();
         let work = bench.dir("work");
-        let report = run(builder.workspace(&work, Mode::Rw).command(probe_argv("core", [""])));
+        let report = run(builder
+            .workspace(&work, Mode::Rw)
+            .env("HOTCELL_PROBE", Some("yes".into()))
+            .command(probe_argv("core", [""])));
         assert_eq!(report.outcome, Outcome::Signaled);
         std::fs::read_dir(&work).unwrap().flatten().any(|file| file.file_name().to_string_lossy().starts_with("core"))
     };
@@ -302,9 +306,11 @@ fn c5_io_uring_does_not_exist() {
 #[test]
 fn c6_calls_of_other_architectures_kill() {
     for way in ["x32", "int80"] {
-        let report = run(Cell::builder().command(probe_argv("call", [way])));
+        let report = run(Cell::builder().env("HOTCELL_PROBE", Some("yes".into())).command(probe_argv("call", [way])));
         assert_eq!((report.outcome, report.signal), (Outcome::Signaled, Some(31)), "{way}: {}", report.stdout.text());
-        let control = run(omit(Cell::builder(), &[Wall::Seccomp]).command(probe_argv("call", [way])));
+        let control = run(omit(Cell::builder(), &[Wall::Seccomp])
+            .env("HOTCELL_PROBE", Some("yes".into()))
+            .command(probe_argv("call", [way])));
         let reached = control.outcome == Outcome::Exited && control.stdout.text().contains("\"done\"");
         if !reached {
             skip(&format!("c6: this kernel has no {way} calls, so its control means nothing"));
@@ -447,6 +453,57 @@ fn g1_no_character_can_be_pushed_into_a_terminal() {
     let calls = ["tiocsti", "tiocsti-high-bits", "tioclinux"];
     walled("call", calls).all_refused();
     without(&[&[Wall::Seccomp]], "call", calls).all_through();
+}
+
+#[test]
+fn every_namespace_is_the_cells_own() {
+    let namespaces = [
+        (Wall::Ipc, "ipc"),
+        (Wall::Uts, "uts"),
+        (Wall::Time, "time"),
+        (Wall::CgroupNs, "cgroup"),
+        (Wall::Net, "net"),
+        (Wall::Mount, "mnt"),
+    ];
+    for (wall, name) in namespaces {
+        let link = format!("/proc/self/ns/{name}");
+        let ours = std::fs::read_link(&link).unwrap().display().to_string();
+        let inside =
+            |builder: hotcell_cell::Builder| run(builder.command(["readlink", &link])).stdout.text().trim().to_owned();
+        let own = inside(Cell::builder());
+        assert!(own.starts_with(name) && own != ours, "ESCAPED: {own}");
+        let mut walls = vec![wall];
+        if wall == Wall::Mount {
+            walls.extend_from_slice(FILES);
+        }
+        assert_eq!(inside(omit(Cell::builder(), &walls)), ours, "VOID");
+    }
+}
+
+#[test]
+fn init_cannot_be_limited_or_signalled_by_the_guest() {
+    // Its limits could have it killed, and a queued signal could pretend to be the supervisor's.
+    let program = "import ctypes, os, resource, signal, time
+libc = ctypes.CDLL(None, use_errno=True)
+try:
+    resource.prlimit(1, resource.RLIMIT_CPU, (1, 1)); print('limited')
+except PermissionError: print('refused')
+class Info(ctypes.Structure):
+    _fields_ = [('no', ctypes.c_int), ('errno', ctypes.c_int), ('code', ctypes.c_int), ('pad', ctypes.c_int), ('pid', ctypes.c_int), ('uid', ctypes.c_int), ('rest', ctypes.c_char * 104)]
+info = Info(signal.SIGTERM, 0, -1, 0, 0, 0)
+libc.syscall(129, 1, signal.SIGTERM, ctypes.byref(info))
+time.sleep(0.2)
+print('still here')";
+    let report = run(Cell::builder().command(["/usr/bin/python3", "-c", program]));
+    assert_eq!(
+        (report.outcome, report.stdout.text().as_str()),
+        (Outcome::Exited, "refused\nstill here\n"),
+        "{}",
+        report.stderr.text()
+    );
+    // The control: a process of the guest's own takes both.
+    let own = "import os, resource, signal, time\nif not os.fork(): time.sleep(9)\nelse: print('ok')";
+    assert_eq!(run(Cell::builder().command(["/usr/bin/python3", "-c", own])).stdout.text(), "ok\n");
 }
 
 // ---- beyond the list ----------------------------------------------------------------------------

@@ -97,6 +97,43 @@ fn f3_a_killed_spawner_takes_its_cell_with_it() {
 }
 
 #[test]
+fn f3_a_supervisor_killed_at_any_moment_leaves_nothing() {
+    let (bench, word) = (Bench::new(), token());
+    let work = bench.dir("work");
+    let rounds: u64 = if std::env::var_os("HOTCELL_SOAK").is_some() { 500 } else { 60 };
+    for round in 0..rounds {
+        let mut child = bench
+            .hotcell(["run", "-w", work.to_str().unwrap(), "--", "sh", "-c", "sleep 60", "sh", &word])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // From before the first step to well into the run, a little later each time.
+        std::thread::sleep(Duration::from_micros(round % 60 * 350));
+        signal(&child, Signal::KILL);
+        child.wait().unwrap();
+    }
+    eventually("every process goes", || processes_with(&word).is_empty() && processes_in(&bench.path("")).is_empty());
+    assert!(bench.output(["run", "-q", "--", "true"]).status.success());
+    for run in std::fs::read_dir(bench.path("home/runs")).unwrap().flatten() {
+        let left = cgroups_with(&run.file_name().to_string_lossy());
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+#[test]
+fn what_the_caller_ignores_does_not_hang_a_run() {
+    let bench = Bench::new();
+    let script = "trap '' CHLD INT; exec \"$0\" run -q --time 20s -- sh -c 'exit 5'";
+    let status = std::process::Command::new("sh")
+        .args(["-c", script, HOTCELL.as_str()])
+        .env("HOTCELL_HOME", bench.path("home"))
+        .status()
+        .unwrap();
+    assert_eq!(status.code(), Some(5));
+}
+
+#[test]
 fn ctrl_c_is_passed_on_and_the_commands_answer_counts() {
     let (bench, word) = (Bench::new(), token());
     let mut child = start(&bench, "trap 'exit 42' INT; echo ready; while :; do sleep 0.05; done", &word);

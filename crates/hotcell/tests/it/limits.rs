@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hotcell_base::{Bytes, Cpus, Outcome};
-use hotcell_cell::{Builder, Cell, Limit, Limits, Mode, Report, Wall};
+use hotcell_cell::{Builder, Cell, Limit, Limits, Mode, Report, Standing, Wall};
 
 use crate::support::*;
 
@@ -176,7 +176,7 @@ fn disk_is_one_number_for_everything_that_is_written() {
     // A file with nothing in it but a size takes no space, and may not be larger than the disk.
     let sparse =
         run(Cell::builder().limits(Limits { disk, ..Limits::default() }).command(["truncate", "-s", "1T", "/tmp/f"]));
-    ended(&sparse, Outcome::Disk, Limit::FileSize);
+    ended(&sparse, Outcome::Disk, Limit::Disk);
 }
 
 #[test]

@@ -112,7 +112,7 @@ pub(crate) fn without<T: Into<OsString>>(walls: &[&[Wall]], attempt: &str, args:
 
 #[track_caller]
 pub(crate) fn tries<T: Into<OsString>>(builder: Builder, attempt: &str, args: impl IntoIterator<Item = T>) -> Tries {
-    let report = run(builder.command(probe_argv(attempt, args)));
+    let report = run(builder.env("HOTCELL_PROBE", Some("yes".into())).command(probe_argv(attempt, args)));
     assert_eq!(report.exit_code, Some(0), "the probe failed: {} {}", report.outcome, report.stderr.text());
     Tries::of(&report.stdout.kept)
 }
@@ -121,7 +121,7 @@ pub(crate) fn tries<T: Into<OsString>>(builder: Builder, attempt: &str, args: im
 #[track_caller]
 pub(crate) fn unwalled<T: Into<OsString>>(attempt: &str, args: impl IntoIterator<Item = T>) -> Tries {
     let argv = probe_argv(attempt, args);
-    let output = Command::new(&argv[0]).args(&argv[1..]).output().expect("the probe runs");
+    let output = Command::new(&argv[0]).args(&argv[1..]).env("HOTCELL_PROBE", "yes").output().expect("the probe runs");
     Tries::of(&output.stdout)
 }
 
@@ -200,6 +200,14 @@ pub(crate) fn processes_with(word: &str) -> Vec<i32> {
         }
     }
     found
+}
+
+/// Pids of processes that work in this directory: spawners, which have no arguments to know them by.
+pub(crate) fn processes_in(directory: &Path) -> Vec<i32> {
+    let directory = directory.canonicalize().expect("a directory");
+    let here = |pid: &i32| std::fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd == directory);
+    let pids = std::fs::read_dir("/proc").expect("/proc").flatten();
+    pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok()).filter(here).collect()
 }
 
 /// A word no other test uses.

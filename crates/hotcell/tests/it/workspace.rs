@@ -69,9 +69,7 @@ fn a_copy_on_write_workspace_leaves_the_host_as_it_was_and_lists_what_changed() 
     assert_eq!(report.exit_code, Some(0), "{}", report.stderr.text());
     assert_eq!(report.stdout.text(), format!("{}\ntwo\n", work.display()));
     assert_eq!(picture(&work), before);
-    let changes = report.changes.unwrap();
-    let listed: Vec<String> =
-        changes.list.iter().map(|change| format!("{:?} {}", change.kind, change.path.display())).collect();
+    let listed = kinds(&report);
     let expected = [
         "Modified a.txt",
         "Deleted b.txt",
@@ -173,4 +171,86 @@ fn names_a_guest_makes_up_are_listed_exactly_and_shown_safely() {
     let names: Vec<&str> =
         record["workspace"]["changed"].as_array().unwrap().iter().map(|one| one["path"].as_str().unwrap()).collect();
     assert_eq!(names, ["a\\nb", "c\\u{1b}[31m", "d\\xff"]);
+}
+
+#[test]
+fn a_directory_in_place_of_a_link_tells_nothing_of_where_the_link_led() {
+    let bench = Bench::new();
+    let work = bench.dir("work");
+    bench.file("secret/key", "guess\n");
+    symlink(bench.path("secret"), work.join("dir")).unwrap();
+    let report = work_in(&work, Mode::Cow, "rm dir; mkdir dir; echo guess > dir/key");
+    assert_eq!(kinds(&report), ["TypeChanged dir", "Added dir/key"]);
+}
+
+#[test]
+fn a_tree_too_deep_to_list_is_said_to_be_more() {
+    let bench = Bench::new();
+    let work = bench.dir("work");
+    let script = "i=0; while [ $i -lt 600 ]; do mkdir d && cd d; i=$((i+1)); done";
+    let report = work_in(&work, Mode::Cow, script);
+    let changes = report.changes.unwrap();
+    assert!(changes.truncated && changes.list.len() >= 100, "{} {}", changes.truncated, changes.list.len());
+}
+
+#[test]
+fn marks_a_guest_writes_do_not_hide_what_it_removed() {
+    let bench = Bench::new();
+    let work = bench.dir("work");
+    bench.file("work/d/guard", "x");
+    bench.file("work/d/keep", "x");
+    let script = "rm d/guard; python3 -c \"import os\nfor name in ('user.overlay.opaque', 'trusted.overlay.opaque'):\n  try: os.setxattr('d', name, b'y')\n  except OSError: pass\"";
+    let report = run(Cell::builder().workspace(&work, Mode::Cow).command(["sh", "-c", script]));
+    assert_eq!(kinds(&report), ["Deleted d/guard"], "{}", report.stderr.text());
+}
+
+#[test]
+fn mounts_through_a_link_of_the_workspace_make_nothing_on_the_host() {
+    let bench = Bench::new();
+    let (work, data, victim) = (bench.dir("work"), bench.dir("data"), bench.dir("victim"));
+    symlink(&victim, work.join("out")).unwrap();
+    for mode in [Mode::Ro, Mode::Cow, Mode::Rw] {
+        let target = work.join("out/made");
+        let mount = MountRequest { source: data.clone(), target, writable: false };
+        let planned = Cell::builder().workspace(&work, mode).mount(mount).command(["true"]).plan(&host());
+        assert!(planned.is_err());
+    }
+    // A link of our own: /var/run leads to /run inside, and not to the host's.
+    let mount = MountRequest { source: data.clone(), target: "/var/run/hotcell-made".into(), writable: false };
+    let report = run(Cell::builder().mount(mount).command(["ls", "-d", "/run/hotcell-made"]));
+    assert_eq!(report.stdout.text(), "/run/hotcell-made\n", "{}", report.stderr.text());
+    assert!(!Path::new("/run/hotcell-made").exists(), "ESCAPED");
+    assert_eq!(std::fs::read_dir(&victim).unwrap().count(), 0);
+}
+
+#[test]
+fn a_workspace_cannot_have_the_callers_files_shown_to_it() {
+    let bench = Bench::new();
+    let (home, work) = (bench.dir("user"), bench.dir("user/work"));
+    let secret = bench.file("user/.ssh/id", "key\n");
+    bench.file("user/work/.venv/pyvenv.cfg", &format!("home = {}/e\n", work.display()));
+    symlink(&secret, bench.dir("user/work/e").join("python3")).unwrap();
+    let script = bench.file("user/work/run.sh", &format!("#!{}\n", secret.display()));
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let env =
+        [("HOME", home.as_os_str()), ("PATH", "/usr/bin:/bin".as_ref())].map(|(key, value)| (key.into(), value.into()));
+    let host = hotcell_cell::Host::probe(env).unwrap();
+    let read =
+        |command: &[&str]| run_on(&host, Cell::builder().workspace(&work, Mode::Cow).command(command.iter().copied()));
+    let report = read(&["cat", secret.to_str().unwrap()]);
+    assert_eq!(report.stdout.text(), "", "ESCAPED");
+    assert!(report.stderr.text().contains("No such file"), "{}", report.stderr.text());
+    read(&["./run.sh"]);
+    // The control: the same file, asked for by the caller.
+    let mount = MountRequest { source: secret.clone(), target: secret.clone(), writable: false };
+    let report = run_on(
+        &host,
+        Cell::builder().workspace(&work, Mode::Cow).mount(mount).command(["cat", secret.to_str().unwrap()]),
+    );
+    assert_eq!(report.stdout.text(), "key\n", "VOID: {}", report.stderr.text());
+}
+
+fn kinds(report: &Report) -> Vec<String> {
+    let changes = report.changes.as_ref().unwrap();
+    changes.list.iter().map(|change| format!("{:?} {}", change.kind, change.path.display())).collect()
 }
