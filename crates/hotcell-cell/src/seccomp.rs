@@ -635,6 +635,7 @@ mod tests {
         once.sort_unstable();
         once.dedup();
         assert_eq!(once.len(), listed.len(), "a call is listed twice");
+        assert_eq!(listed.len(), 354, "SPECIFICATION.md says how many");
         for group in GROUPS {
             for call in group.calls {
                 let expected = match group.verdict {

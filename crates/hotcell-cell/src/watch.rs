@@ -113,8 +113,10 @@ fn shared_anonymous(process: BorrowedFd<'_>, seen: &mut BTreeSet<String>) -> u64
 
 /// A file of a process, from any of its threads: the first one may have ended before the others.
 fn of_any_task(process: BorrowedFd<'_>, name: &str) -> String {
+    // Of a thread that ended, the files are empty or say nothing of memory.
+    let tells = |text: &str| if name == "maps" { !text.is_empty() } else { text.contains("Rss") };
     let text = read(process, name);
-    if text.contains("Rss") || text.contains('-') {
+    if tells(&text) {
         return text;
     }
     let Ok(tasks) = rustix::fs::openat(process, "task", DIRECTORY, Mode::empty()) else { return text };
@@ -122,7 +124,7 @@ fn of_any_task(process: BorrowedFd<'_>, name: &str) -> String {
     for entry in entries.flatten() {
         if let Ok(task) = rustix::fs::openat(&tasks, entry.file_name(), DIRECTORY, Mode::empty()) {
             let other = read(task.as_fd(), name);
-            if other.contains("Rss") || other.contains('-') {
+            if tells(&other) {
                 return other;
             }
         }

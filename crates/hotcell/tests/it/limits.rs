@@ -90,9 +90,87 @@ fn memory_of_every_kind_counts() {
     ] {
         let argv = [PYTHON, "-c", &program];
         let report = bound(Limits { memory, ..Limits::default() }, &argv);
+        // Where memory is only watched, what cannot be watched does not exist.
+        if kind == "memfd" && is_watched(&report) {
+            assert!(report.stderr.text().contains("Function not implemented"), "{}", report.stderr.text());
+            continue;
+        }
         assert_eq!((report.outcome, report.limit), (Outcome::Oom, Some(Limit::Memory)), "{kind}: {}", report.stderr.text());
         unbound(&argv);
     }
+}
+
+fn is_watched(report: &Report) -> bool {
+    report.isolation.walls[&Wall::Cgroup] == Standing::Watched
+}
+
+#[test]
+fn memory_that_is_let_go_of_and_not_given_back_counts() {
+    // Pages of a shared mapping stay when the mapping forgets them; a first thread that ends hides its process.
+    for (kind, program) in [
+        (
+            "forgotten",
+            "import mmap, time\nm = mmap.mmap(-1, 160 << 20)\nfor i in range(0, 160 << 20, 4096):\n  m[i] = 1\n  if i % (8 << 20) == 0: m.madvise(mmap.MADV_DONTNEED)\ntime.sleep(0.5)",
+        ),
+        (
+            "behind a thread",
+            "import ctypes, threading, time\ndef work():\n  time.sleep(0.05)\n  x = bytearray(160 << 20); time.sleep(0.5)\n  import os; os._exit(0)\nthreading.Thread(target=work).start()\nctypes.CDLL(None).syscall(60, 0)",
+        ),
+    ] {
+        let argv = [PYTHON, "-c", program];
+        let report = bound(Limits { memory: Bytes::mib(64), ..Limits::default() }, &argv);
+        assert_eq!(
+            (report.outcome, report.limit),
+            (Outcome::Oom, Some(Limit::Memory)),
+            "{kind}: {}",
+            report.stderr.text()
+        );
+        unbound(&argv);
+    }
+}
+
+#[test]
+fn disk_in_place_cannot_be_hidden() {
+    for (kind, program) in [
+        (
+            "without a name",
+            "import os, time\nfs = []\nfor i in range(40):\n  f = open(f'f{i}', 'wb'); os.unlink(f'f{i}'); f.write(b'x' * (1 << 20)); f.flush(); fs.append(f); time.sleep(0.01)",
+        ),
+        (
+            "too deep to look",
+            "import os, time\nfor i in range(260): os.mkdir('d'); os.chdir('d')\nfor i in range(40): open(f'f{i}', 'wb').write(b'x' * (1 << 20)); time.sleep(0.01)",
+        ),
+        (
+            "behind a closed door",
+            "import os, time\nos.mkdir('d')\nos.chmod('d', 0o300)\nfor i in range(40): open(f'd/f{i}', 'wb').write(b'x' * (1 << 20)); time.sleep(0.01)",
+        ),
+    ] {
+        let bench = Bench::new();
+        let work = bench.dir("work");
+        let limits = Limits { disk: Bytes::mib(8), ..Limits::default() };
+        let report = run(Cell::builder().workspace(&work, Mode::Rw).limits(limits).command([PYTHON, "-c", program]));
+        let closed = work.join("d");
+        if closed.exists() {
+            std::fs::set_permissions(&closed, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+        }
+        assert_eq!(
+            (report.outcome, report.limit),
+            (Outcome::Disk, Some(Limit::Disk)),
+            "{kind}: {}",
+            report.stderr.text()
+        );
+    }
+}
+
+#[test]
+fn processor_time_nobody_waits_for_counts_where_the_kernel_counts() {
+    let program = "import os, signal, time\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nend = time.monotonic() + 1.2\nwhile time.monotonic() < end:\n  if not os.fork():\n    t = time.monotonic() + 0.012\n    while time.monotonic() < t: pass\n    os._exit(0)\n  time.sleep(0.012)";
+    let limits = Limits { cpu_time: Some(Duration::from_millis(300)), cpus: Cpus { milli: 2000 }, ..Limits::default() };
+    let report = run(Cell::builder().limits(limits).command([PYTHON, "-c", program]));
+    if is_watched(&report) {
+        return skip("processes that live shorter than a look are not seen where processor time is only watched");
+    }
+    ended(&report, Outcome::Timeout, Limit::CpuTime);
 }
 
 #[test]

@@ -26,10 +26,14 @@ pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Says by name what this machine or user cannot test.
+/// Says by name what this machine or user cannot test; `./test` prints the list.
 pub(crate) fn skip(what: &str) {
     use std::io::Write;
     writeln!(std::io::stderr(), "SKIPPED: {what}").expect("stderr");
+    if let Some(list) = std::env::var_os("HOTCELL_SKIPPED_LIST") {
+        let list = std::fs::OpenOptions::new().append(true).open(list);
+        list.and_then(|mut list| writeln!(list, "SKIPPED: {what}")).expect("the list of what was skipped");
+    }
 }
 
 pub(crate) fn omit(builder: Builder, walls: &[Wall]) -> Builder {
