@@ -230,7 +230,9 @@ impl Writer<'_> {
                     // The place may be there already, in a tree that was attached before.
                     self.call(format!("make {name}"), libc::SYS_mknod, &args, Expect::OkOr(&[EEXIST]));
                 }
-                self.attach(sources, target, &path, &name);
+                if let Some(source) = sources.get(target) {
+                    self.attach(*source, &path, &name);
+                }
             }
             Entry::Scratch { name, target, mode } => {
                 self.wall = Wall::Disk;
@@ -240,15 +242,14 @@ impl Writer<'_> {
                 let flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC;
                 let args = [AT_FDCWD.into(), from.into(), flags.into()];
                 let fd = self.call_keep(format!("open the scratch of {name}"), libc::SYS_open_tree, &args);
-                let at = self.text(&path);
-                self.attach_at(fd, at, name);
+                self.attach(fd, &path, &name);
             }
             Entry::Overlay { target, .. } => {
                 let (path, name) = self.inside(target);
                 let lower = self.text(LOWER);
                 self.call("make the lower place", libc::SYS_mkdir, &[lower.into(), 0o755.into()], Expect::Ok);
                 if let Some(source) = sources.get(target) {
-                    self.move_mount(*source, LOWER);
+                    self.attach(*source, LOWER.as_bytes(), LOWER);
                 }
                 // No colon, comma or backslash of a host path ever reaches these options.
                 let mut options = format!("lowerdir={LOWER},upperdir={SCRATCH}/upper,workdir={SCRATCH}/work");
@@ -279,15 +280,9 @@ impl Writer<'_> {
                 let at = self.text(&path);
                 let flags = libc::MS_BIND | libc::MS_REC;
                 let args = [at.into(), at.into(), 0u64.into(), flags.into()];
-                self.call(format!("bind {name}"), libc::SYS_mount, &args, Expect::OkOr(&[ENOENT]));
-                let set = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC;
-                let attributes = self.program.words(&[set, 0, 0, 0]);
-                self.call(
-                    format!("make {name} read-only"),
-                    libc::SYS_mount_setattr,
-                    &[AT_FDCWD.into(), at.into(), AT_RECURSIVE.into(), attributes.into(), 32u64.into()],
-                    Expect::OkOr(&[ENOENT]),
-                );
+                let expect = Expect::OkOr(&[ENOENT]);
+                self.call(format!("bind {name}"), libc::SYS_mount, &args, expect);
+                self.read_only(at, &name, expect);
             }
             Entry::Mask { path, directory, required } => {
                 let (path, name) = self.inside(path);
@@ -303,19 +298,26 @@ impl Writer<'_> {
                 // What this kernel does not have need not be covered; what is hidden on purpose must be.
                 let expect = if *required { Expect::Ok } else { Expect::OkOr(&[ENOENT, ENOTDIR]) };
                 self.call(format!("cover {name}"), libc::SYS_mount, &args, expect);
+                if !directory {
+                    self.read_only(at, &name, expect);
+                }
             }
         }
     }
 
-    fn attach(&mut self, sources: &BTreeMap<PathBuf, Slot>, target: &Path, path: &[u8], name: &str) {
-        if let Some(source) = sources.get(target) {
-            let at = self.text(path);
-            self.attach_at(*source, at, name.to_owned());
-        }
+    fn read_only(&mut self, at: Addr, name: &str, expect: Expect) {
+        let set = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC;
+        let attributes = self.program.words(&[set, 0, 0, 0]);
+        self.call(
+            format!("make {name} read-only"),
+            libc::SYS_mount_setattr,
+            &[AT_FDCWD.into(), at.into(), AT_RECURSIVE.into(), attributes.into(), 32u64.into()],
+            expect,
+        );
     }
 
-    fn attach_at(&mut self, from: Slot, at: Addr, name: String) {
-        let empty = self.text("");
+    fn attach(&mut self, from: Slot, path: &[u8], name: &str) {
+        let (empty, at) = (self.text(""), self.text(path));
         self.call(
             format!("attach {name}"),
             libc::SYS_move_mount,
@@ -394,16 +396,6 @@ impl Writer<'_> {
             what,
             libc::SYS_mount_setattr,
             &[fd, at.into(), flags.into(), attributes.into(), 32u64.into()],
-            Expect::Ok,
-        );
-    }
-
-    fn move_mount(&mut self, from: Slot, target: &str) {
-        let (empty, at) = (self.text(""), self.text(target));
-        self.call(
-            format!("attach {target}"),
-            libc::SYS_move_mount,
-            &[from.into(), empty.into(), AT_FDCWD.into(), at.into(), MOVE_MOUNT_F_EMPTY_PATH.into()],
             Expect::Ok,
         );
     }
