@@ -277,3 +277,55 @@ fn root_without_its_capabilities_is_not_taken_for_an_ordinary_user() {
     assert_eq!(code, Some(125), "{said}");
     says(&said, &["`id`", "root without the capabilities"]);
 }
+
+/// Runs a script in a mount namespace of its own, where the machine can be made worse than it is.
+fn on_a_worse_machine(bench: &Bench, script: &str) -> (Option<i32>, String, String) {
+    let output = std::process::Command::new("unshare")
+        .args(["--mount", "sh", "-c", script, HOTCELL.as_str()])
+        .env("HOTCELL_HOME", bench.path("home"))
+        .output()
+        .unwrap();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn a_machine_without_proc_without_cgroups_or_with_a_read_only_home() {
+    if !is_root() {
+        return skip("only root can make a machine without /proc, without cgroups or with a read-only home");
+    }
+    let bench = Bench::new();
+    let (code, _, said) = on_a_worse_machine(&bench, "umount -l /proc; exec \"$0\" run -- true");
+    assert_eq!(code, Some(125), "{said}");
+    says(&said, &["/proc is not mounted", "hint: mount it"]);
+
+    let without_cgroups = |flag: &str| {
+        on_a_worse_machine(
+            &bench,
+            &format!("mount -t tmpfs none /sys/fs/cgroup; exec \"$0\" run --json {flag} -- true"),
+        )
+    };
+    let (code, record, said) = without_cgroups("");
+    assert_eq!(code, Some(0), "{said}");
+    says(&record, &["\"cgroup\": \"watched\""]);
+    let (code, _, said) = without_cgroups("--require cgroup");
+    assert_eq!(code, Some(125), "{said}");
+    says(&said, &["`cgroup`", "hint:"]);
+
+    assert!(bench.output(["run", "-q", "--", "true"]).status.success());
+    let script = "mount --bind \"$HOTCELL_HOME\" \"$HOTCELL_HOME\" && mount -o remount,ro,bind \"$HOTCELL_HOME\"; exec \"$0\" run -- touch /tmp/ran";
+    let (code, _, said) = on_a_worse_machine(&bench, script);
+    assert_eq!(code, Some(125), "{said}");
+    says(&said, &["cannot be recorded", "Read-only file system", "hint:"]);
+}
+
+#[test]
+fn a_full_home_ends_the_run_and_says_so() {
+    if !is_root() {
+        return skip("only root can make a small filesystem to fill");
+    }
+    let bench = Bench::new();
+    let script = "mkdir -p \"$HOTCELL_HOME\"; mount -t tmpfs -o size=256k,mode=0700 none \"$HOTCELL_HOME\"; exec \"$0\" run -q -- sh -c 'yes | head -c 2000000; sleep 30'";
+    let (code, _, said) = on_a_worse_machine(&bench, script);
+    assert_eq!(code, Some(125), "{said}");
+    says(&said, &["No space left on device"]);
+}
