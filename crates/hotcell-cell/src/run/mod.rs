@@ -221,14 +221,14 @@ impl Plan {
         observer.preparing(&candidates).map_err(platform("the cell cannot be recorded"))?;
         cell.group = self.cgroup(&group_name)?;
 
+        let owners = launch::owners(self);
         let mut namespaces = Vec::new();
-        for (uid, gid) in launch::owners(self) {
-            let made = spawner.user_namespace(&launch::id_map(uid, id), &launch::id_map(gid, id));
+        for (uid, gid) in &owners {
+            let made = spawner.user_namespace(&launch::id_map(*uid, id), &launch::id_map(*gid, id));
             namespaces.push(made.map_err(platform("a map of ids for the workspace cannot be made"))?);
         }
         let owner = (self.identity == Identity::Fresh && self.asks_for(Wall::Id)).then_some(id);
         let pipes = Pipes::new(owner).map_err(platform("pipes cannot be made"))?;
-        let owners = launch::owners(self);
         let image = launch::program(self, &Making { id, group: cell.group.as_ref(), owners: &owners }).image();
         let mut inputs: Vec<BorrowedFd<'_>> = pipes.theirs.iter().map(AsFd::as_fd).collect();
         inputs.extend(namespaces.iter().map(AsFd::as_fd));
