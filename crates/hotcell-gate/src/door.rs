@@ -14,7 +14,7 @@ use jiff::Timestamp;
 
 use crate::home::Home;
 use crate::live::{LiveCell, ProcessName};
-use crate::record::{Record, RecordError, Runs, replace};
+use crate::record::{Record, RecordError, Runs, WorkspaceRecord, replace};
 
 /// A request to run something.
 #[derive(Debug, Default)]
@@ -93,7 +93,7 @@ impl Gate {
         record.ended_at = Some(Timestamp::now());
         let result = match ran {
             Ok(report) => {
-                record.finish(&report, plan.workspace());
+                record.finish(&report);
                 Ok(report)
             }
             Err(error) => {
@@ -150,7 +150,7 @@ impl Gate {
             stdout_sha256: String::new(),
             stderr_sha256: String::new(),
             isolation: None,
-            workspace: None,
+            workspace: WorkspaceRecord::of(plan.workspace()),
             artifacts,
         };
         self.runs.write(&record)?;

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 
 use hotcell_base::text::shown;
 use hotcell_base::{Outcome, RunId};
+use hotcell_cell::changes::Change;
 use hotcell_cell::plan::Workspace;
-use hotcell_cell::{Report, Standing};
+use hotcell_cell::{Mode, Report, Standing};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -68,8 +69,8 @@ pub struct Record {
     pub stderr_sha256: String,
     /// The walls.
     pub isolation: Option<IsolationRecord>,
-    /// The workspace and what changed in it.
-    pub workspace: Option<WorkspaceRecord>,
+    /// The workspace and what changed in it; mode `none` where there is no workspace.
+    pub workspace: WorkspaceRecord,
     /// The directory with the logs and this file.
     pub artifacts: PathBuf,
 }
@@ -89,7 +90,7 @@ pub struct IsolationRecord {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct WorkspaceRecord {
     /// Where it is.
-    pub path: String,
+    pub path: Option<String>,
     /// How it appeared inside.
     pub mode: String,
     /// What a copy-on-write run would change.
@@ -130,12 +131,12 @@ impl Record {
         }
     }
 
-    pub(crate) fn finish(&mut self, report: &Report, workspace: Option<&Workspace>) {
+    pub(crate) fn finish(&mut self, report: &Report) {
         let ms = |time: std::time::Duration| (time.as_secs_f64() * 1e6).round() / 1e3;
         self.outcome = Some(report.outcome);
         self.exit_code = report.exit_code;
         self.signal = report.signal;
-        self.limit = report.limit.and_then(|limit| serde_json::to_value(limit).ok()?.as_str().map(str::to_owned));
+        self.limit = report.limit.map(word);
         self.error = report.detail.clone();
         self.wall_ms = ms(report.wall);
         self.cpu_ms = ms(report.cpu);
@@ -156,7 +157,9 @@ impl Record {
             walls: walls.iter().map(|(wall, standing)| (wall.name().to_owned(), standing.to_string())).collect(),
             id_outside: report.isolation.id_outside,
         });
-        self.workspace = workspace.map(|workspace| WorkspaceRecord::of(workspace, report));
+        let changes = report.changes.clone().unwrap_or_default();
+        self.workspace.changed = changes.list.iter().map(ChangeRecord::of).collect();
+        self.workspace.changed_truncated = changes.truncated;
     }
 
     /// Walls that were not proven, by name.
@@ -168,24 +171,27 @@ impl Record {
 }
 
 impl WorkspaceRecord {
-    fn of(workspace: &Workspace, report: &Report) -> WorkspaceRecord {
-        let word = |value: Option<serde_json::Value>| {
-            value.as_ref().and_then(|value| value.as_str()).unwrap_or_default().to_owned()
-        };
-        let changes = report.changes.clone().unwrap_or_default();
+    pub(crate) fn of(workspace: Option<&Workspace>) -> WorkspaceRecord {
         WorkspaceRecord {
-            path: shown(workspace.path.as_os_str().as_bytes()),
-            mode: word(serde_json::to_value(workspace.mode).ok()),
-            changed: changes
-                .list
-                .iter()
-                .map(|change| ChangeRecord {
-                    path: shown(change.path.as_os_str().as_bytes()),
-                    kind: word(serde_json::to_value(change.kind).ok()),
-                })
-                .collect(),
-            changed_truncated: changes.truncated,
+            path: workspace.map(|workspace| shown(workspace.path.as_os_str().as_bytes())),
+            mode: word(workspace.map_or(Mode::None, |workspace| workspace.mode)),
+            changed: Vec::new(),
+            changed_truncated: false,
         }
+    }
+}
+
+impl ChangeRecord {
+    fn of(change: &Change) -> ChangeRecord {
+        ChangeRecord { path: shown(change.path.as_os_str().as_bytes()), kind: word(change.kind) }
+    }
+}
+
+/// The word a plain enum is written as.
+fn word(value: impl Serialize) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(word)) => word,
+        _ => unreachable!("the enums of a record are written as words"),
     }
 }
 

@@ -237,7 +237,8 @@ pub(crate) fn ending(record: &Record) -> String {
         let total = Bytes(record.stdout_bytes + record.stderr_bytes);
         text.push_str(&format!("\n         output truncated: {total} came in all"));
     }
-    if let Some(workspace) = record.workspace.as_ref().filter(|workspace| workspace.mode == "cow") {
+    let workspace = &record.workspace;
+    if workspace.mode == "cow" {
         let n = workspace.changed.len();
         let more = if workspace.changed_truncated { " or more" } else { "" };
         text.push_str(&format!(

@@ -118,8 +118,9 @@ pub(crate) fn show(home: &Home, args: &ShowArgs) -> Result<(), Failure> {
             }
         }
     }
-    if let Some(workspace) = &record.workspace {
-        row("workspace", format!("{} ({})", workspace.path, workspace.mode));
+    let workspace = &record.workspace;
+    if let Some(path) = &workspace.path {
+        row("workspace", format!("{path} ({})", workspace.mode));
         for change in &workspace.changed {
             row("", format!("{:<12} {}", change.kind, change.path));
         }

@@ -123,6 +123,11 @@ fn json_is_one_object_with_every_field() {
 #[test]
 fn exit_codes_say_which_kind_of_end_it_was() {
     let bench = Bench::new();
+    let (record, _) = bench.json(["--", "true"]);
+    assert_eq!(
+        (record["workspace"]["mode"].as_str(), record["workspace"]["changed"].as_array().map(Vec::len)),
+        (Some("none"), Some(0))
+    );
     for (args, code, outcome) in [
         (&["--", "true"][..], 0, "exited"),
         (&["--time", "50ms", "--", "sleep", "5"], 124, "timeout"),
