@@ -49,8 +49,8 @@ pub struct Changes {
 pub const CHANGES_MAX: usize = 100_000;
 /// How deep is looked; two descriptors are open for each level.
 pub const DEPTH_MAX: usize = 128;
-/// Files larger than this count as modified once they were opened for writing; smaller ones are compared.
-const COMPARED_BYTES_MAX: u64 = 64 << 20;
+/// So many bytes are compared in all; a file beyond that counts as modified once it was opened for writing.
+const COMPARED_BYTES_MAX: u64 = 128 << 20;
 
 /// Which extended attributes the overlay keeps its marks in. A guest can write the other kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,13 +67,14 @@ pub(crate) fn list(upper: BorrowedFd<'_>, lower: &Path, marks: Marks) -> io::Res
     let mut changes = Changes::default();
     let upper = rustix::fs::openat(upper, ".", DIRECTORY, Mode::empty())?;
     let lower = rustix::fs::open(lower, DIRECTORY, Mode::empty())?;
-    let mut levels = vec![Level::new(upper, Some(lower), PathBuf::new())?];
+    let mut levels = vec![Level::new(upper, Some(lower), PathBuf::new(), false)?];
+    let mut budget = COMPARED_BYTES_MAX;
     while let Some(level) = levels.last_mut() {
         let Some(name) = level.names.pop() else {
             levels.pop();
             continue;
         };
-        let below = level.entry(&name, marks, &mut changes)?;
+        let below = level.entry(&name, marks, &mut changes, &mut budget)?;
         if let Some(below) = below {
             if levels.len() < DEPTH_MAX {
                 levels.push(below);
@@ -96,17 +97,19 @@ struct Level {
     upper: OwnedFd,
     lower: Option<OwnedFd>,
     path: PathBuf,
+    /// Whether nothing of the host shows through here or below: the overlay marks only the topmost such directory.
+    opaque: bool,
     names: Vec<OsString>,
 }
 
 impl Level {
-    fn new(upper: OwnedFd, lower: Option<OwnedFd>, path: PathBuf) -> io::Result<Level> {
+    fn new(upper: OwnedFd, lower: Option<OwnedFd>, path: PathBuf, opaque: bool) -> io::Result<Level> {
         let names = names(upper.as_fd())?;
-        Ok(Level { upper, lower, path, names })
+        Ok(Level { upper, lower, path, opaque, names })
     }
 
     /// Looks at one entry; the directory below it, if it is one.
-    fn entry(&self, name: &OsStr, marks: Marks, changes: &mut Changes) -> io::Result<Option<Level>> {
+    fn entry(&self, name: &OsStr, marks: Marks, changes: &mut Changes, budget: &mut u64) -> io::Result<Option<Level>> {
         let path = self.path.join(name);
         let stat = rustix::fs::statat(&self.upper, name, AtFlags::SYMLINK_NOFOLLOW)?;
         let kind = FileType::from_raw_mode(stat.st_mode);
@@ -115,14 +118,14 @@ impl Level {
         let mut push = |path: &Path, kind| changes.list.push(Change { path: path.to_owned(), kind });
         if is_whiteout(&stat) {
             // Of something that was never there, it is the trace of a file made and removed.
-            if before.is_some() {
+            if before.is_some() && !self.opaque {
                 push(&path, Kind::Deleted);
             }
             return Ok(None);
         }
         let existed = match (&before, lower) {
             (Some(before), Some(lower)) if FileType::from_raw_mode(before.st_mode) == kind => {
-                if self.is_modified(lower, name, kind, &stat, before)? {
+                if self.is_modified(lower, name, kind, (&stat, before), budget)? {
                     push(&path, Kind::Modified);
                 }
                 true
@@ -140,13 +143,14 @@ impl Level {
             return Ok(None);
         }
         let upper = self.open_upper(name)?;
-        let mut below = lower
-            .filter(|_| existed)
-            .map(|lower| rustix::fs::openat(lower, name, DIRECTORY, Mode::empty()))
-            .transpose()?;
-        if is_opaque(&upper, marks)
-            && let Some(hidden) = below.take()
-        {
+        let opaque = self.opaque || is_opaque(&upper, marks);
+        let below = lower.filter(|_| existed).and_then(|lower| {
+            let opened = rustix::fs::openat(lower, name, DIRECTORY, Mode::empty());
+            // A directory of the host's that we may not read: what is gone from it cannot be told.
+            changes.truncated |= opened.is_err();
+            opened.ok()
+        });
+        if opaque && let Some(hidden) = &below {
             // It shows nothing the host has there: what was not made anew is gone.
             let made: HashSet<OsString> = names(upper.as_fd())?
                 .into_iter()
@@ -154,15 +158,10 @@ impl Level {
                     rustix::fs::statat(&upper, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| !is_whiteout(&stat))
                 })
                 .collect();
-            for name in names(hidden.as_fd())? {
-                if !made.contains(&name) {
-                    push(&path.join(name), Kind::Deleted);
-                }
-            }
-            // What was made anew where something was is compared with that.
-            below = Some(hidden);
+            let gone = names(hidden.as_fd())?.into_iter().filter(|name| !made.contains(name));
+            changes.list.extend(gone.map(|name| Change { path: path.join(name), kind: Kind::Deleted }));
         }
-        Level::new(upper, below, path).map(Some)
+        Level::new(upper, below, path, opaque).map(Some)
     }
 
     fn is_modified(
@@ -170,15 +169,15 @@ impl Level {
         lower: &OwnedFd,
         name: &OsStr,
         kind: FileType,
-        stat: &Stat,
-        before: &Stat,
+        (stat, before): (&Stat, &Stat),
+        budget: &mut u64,
     ) -> io::Result<bool> {
         if stat.st_mode & 0o7777 != before.st_mode & 0o7777 {
             return Ok(true);
         }
         Ok(match kind {
             FileType::Directory => false,
-            FileType::RegularFile => stat.st_size != before.st_size || !self.same_contents(lower, name, stat),
+            FileType::RegularFile => stat.st_size != before.st_size || !self.same_contents(lower, name, stat, budget),
             FileType::Symlink => {
                 let target = |layer: &OwnedFd| rustix::fs::readlinkat(layer, name, Vec::new());
                 target(&self.upper)? != target(lower)?
@@ -189,9 +188,10 @@ impl Level {
     }
 
     /// Whether a file that was opened for writing still says what the host's file says.
-    fn same_contents(&self, lower: &OwnedFd, name: &OsStr, stat: &Stat) -> bool {
-        if u64::try_from(stat.st_size).unwrap_or(u64::MAX) > COMPARED_BYTES_MAX {
-            return false;
+    fn same_contents(&self, lower: &OwnedFd, name: &OsStr, stat: &Stat, budget: &mut u64) -> bool {
+        match budget.checked_sub(u64::try_from(stat.st_size).unwrap_or(u64::MAX)) {
+            Some(rest) => *budget = rest,
+            None => return false,
         }
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let open = |layer: &OwnedFd| rustix::fs::openat(layer, name, flags, Mode::empty()).map(std::fs::File::from);

@@ -230,6 +230,7 @@ fn hard_limits(limits: &str) -> BTreeMap<u32, u64> {
         ("Max core file size", libc::RLIMIT_CORE),
         ("Max locked memory", libc::RLIMIT_MEMLOCK),
         ("Max msgqueue size", libc::RLIMIT_MSGQUEUE),
+        ("Max pending signals", libc::RLIMIT_SIGPENDING),
         ("Max realtime priority", libc::RLIMIT_RTPRIO),
         ("Max nice priority", libc::RLIMIT_NICE),
     ];

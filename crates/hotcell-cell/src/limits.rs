@@ -109,6 +109,8 @@ pub enum Limit {
     Time,
     /// Processor time.
     CpuTime,
+    /// The share of the processors, of a tree that would not be held to it.
+    CpuShare,
     /// Memory.
     Memory,
     /// Processes and threads.

@@ -186,13 +186,17 @@ impl<'a> Search<'a> {
         let inside = self.is_inside(path);
         // Whatever a path inside says next, it is the workspace that says it.
         let word = if inside { Word::Workspaces } else { word };
+        let visible = inside || self.host.is_system(path);
+        if !visible && word == Word::Workspaces {
+            return self.grant_known(path);
+        }
         if let Some((link, target, rest)) = link_above(path) {
-            if !inside && !self.host.is_system(&link) && !self.add_link(&link, &target, word) {
-                return;
+            if !visible && let Ok(text) = fs::read_link(&link) {
+                self.needs.grants.insert(Grant::Link(link, text));
             }
             return self.follow(&target.join(rest), word, chain - 1);
         }
-        if !inside && !self.host.is_system(path) && !self.grant(path, word) {
+        if !visible && !self.grant(path) {
             return;
         }
         if let (Some(directory), true) = (path.parent(), is_command_directory(path)) {
@@ -213,20 +217,20 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// A link further up the path, made again inside if it may be.
-    fn add_link(&mut self, link: &Path, target: &Path, word: Word) -> bool {
-        let allowed = word == Word::Callers || self.is_known_installation(target);
-        if allowed && let Ok(text) = fs::read_link(link) {
-            self.needs.grants.insert(Grant::Link(link.to_owned(), text));
+    /// For the workspace's word: the installation a path really leads to, if somebody else made it known. Nothing
+    /// on the way there counts, and nothing that is found there leads further.
+    fn grant_known(&mut self, path: &Path) {
+        let Ok(real) = fs::canonicalize(path) else { return };
+        if self.is_inside(&real) || self.host.is_system(&real) || !self.is_known(&real) {
+            return;
         }
-        allowed
+        if let Some(prefix) = installation(&real).filter(|prefix| self.is_installation(prefix)) {
+            self.needs.grants.insert(Grant::Tree(prefix.to_owned()));
+        }
     }
 
     /// Grants the installation a program belongs to; whether it may be had at all.
-    fn grant(&mut self, path: &Path, word: Word) -> bool {
-        if word == Word::Workspaces && !self.is_known_installation(path) {
-            return false;
-        }
+    fn grant(&mut self, path: &Path) -> bool {
         let is_program = fs::metadata(path).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0);
         if !is_program {
             return false;
@@ -254,26 +258,32 @@ impl<'a> Search<'a> {
         true
     }
 
-    /// Whether a path is an executable of an installation that somebody other than the workspace made known.
-    fn is_known_installation(&self, path: &Path) -> bool {
-        let Ok(real) = fs::canonicalize(path) else { return false };
+    /// Whether an executable, by its real path, lies where a version manager installs or is what the caller's
+    /// own search path leads to.
+    fn is_known(&self, real: &Path) -> bool {
         let managed = INSTALLATIONS.iter().any(|place| {
             let place = self.host.home.as_deref().map(|home| home.join(place));
             place.and_then(|place| fs::canonicalize(place).ok()).is_some_and(|place| real.starts_with(place))
         });
-        // What the caller's own PATH has, or leads to.
-        let on_path = self.host.search_path().iter().any(|directory| {
-            let same = fs::canonicalize(directory).is_ok_and(|directory| real.parent() == Some(&directory));
-            let leads = real.file_name().map(|name| directory.join(name)).and_then(|one| fs::canonicalize(one).ok());
-            same || leads.as_deref() == Some(&real)
+        let Some(name) = real.file_name() else { return false };
+        // A directory of the workspace on the search path is still the workspace's.
+        let own = self.host.search_path().into_iter().filter(|directory| {
+            !self.is_inside(directory) && !fs::canonicalize(directory).is_ok_and(|directory| self.is_inside(&directory))
         });
-        managed || on_path
+        let mut found = own.filter_map(|directory| fs::canonicalize(directory.join(name)).ok());
+        let is_program = fs::metadata(real).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0);
+        is_program && (managed || found.any(|one| one == real))
     }
 
     /// Whether a directory has the shape of an installation, and is nobody's home and no directory above one.
     fn is_installation(&self, prefix: &Path) -> bool {
         let beside = ["lib", "lib64", "libexec", "share", "versions", "pyvenv.cfg"];
-        let home = |home: &Path| home.starts_with(prefix);
+        // By its name and by where that leads: a home may be a link.
+        let real = fs::canonicalize(prefix).unwrap_or_else(|_| prefix.to_owned());
+        let home = |home: &Path| {
+            let there = fs::canonicalize(home).unwrap_or_else(|_| home.to_owned());
+            home.starts_with(prefix) || there.starts_with(&real)
+        };
         let somebodys = self.host.homes.iter().any(|one| home(one)) || prefix.parent() == Some(Path::new("/home"));
         let mine = self.host.home.as_deref().is_some_and(home);
         prefix.components().count() > 2

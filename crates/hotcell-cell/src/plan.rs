@@ -367,17 +367,26 @@ impl Builder {
             if mounts[..idx].iter().any(|other| other.target.starts_with(target)) {
                 return refuse("would cover another mount");
             }
+            if [view::FENCE, "/.scratch", "/.lower"].iter().any(|ours| target.starts_with(ours)) {
+                return refuse("is a place of hotcell's own");
+            }
             // Inside another tree of the host's, the place must be there: making it would change that tree.
             let places = workspace.map(|workspace| (&workspace.path, &workspace.path));
             let places = places.into_iter().chain(mounts[..idx].iter().map(|other| (&other.target, &other.source)));
-            let systems = host.system.iter().map(|system| (&system.path, &system.path));
-            for (inside, outside) in places.chain(systems) {
-                if let Ok(below) = target.strip_prefix(inside) {
-                    let place = outside.join(below);
-                    let there = fs::symlink_metadata(&place).ok().map(|file| (file.is_dir(), file.is_file()));
-                    if there != Some((mount.directory, !mount.directory)) {
-                        return refuse("is inside another tree, which has no such place to mount it on");
-                    }
+            let places = places.chain(host.system.iter().map(|system| (&system.path, &system.path)));
+            let innermost = places
+                .filter(|(inside, _)| target.starts_with(inside))
+                .max_by_key(|(inside, _)| inside.as_os_str().len());
+            if let Some((inside, outside)) = innermost {
+                let below = target.strip_prefix(inside).unwrap_or(Path::new(""));
+                let place = outside.join(below);
+                let between = place.ancestors().skip(1).take_while(|above| *above != outside.as_path());
+                if between.into_iter().any(|above| above.is_symlink()) {
+                    return refuse("leads through a symbolic link");
+                }
+                let there = fs::symlink_metadata(&place).ok().map(|file| (file.is_dir(), file.is_file()));
+                if there != Some((mount.directory, !mount.directory)) {
+                    return refuse("is inside another tree, which has no such place to mount it on");
                 }
             }
         }
@@ -687,7 +696,7 @@ fn home(host: &Host) -> PathBuf {
     };
     host.home
         .as_ref()
-        .map(|home| needs::normal(home))
+        .map(|home| fs::canonicalize(home).unwrap_or_else(|_| needs::normal(home)))
         .as_ref()
         .filter(usable)
         .map_or_else(|| "/home/cell".into(), Clone::clone)

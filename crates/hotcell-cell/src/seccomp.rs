@@ -185,13 +185,21 @@ const GROUPS: &[Group] = &[
     },
     Group {
         name: "waiting",
-        why: "waiting for descriptors, and the older asynchronous file calls",
+        why: "waiting for descriptors",
         verdict: Verdict::Allow,
         calls: &[
             libc::SYS_poll, libc::SYS_ppoll, libc::SYS_select, libc::SYS_pselect6, libc::SYS_epoll_create,
             libc::SYS_epoll_create1, libc::SYS_epoll_ctl, libc::SYS_epoll_wait, libc::SYS_epoll_pwait,
-            libc::SYS_epoll_pwait2, libc::SYS_eventfd, libc::SYS_eventfd2, libc::SYS_io_setup, libc::SYS_io_destroy,
-            libc::SYS_io_submit, libc::SYS_io_cancel, libc::SYS_io_getevents, SYS_IO_PGETEVENTS,
+            libc::SYS_epoll_pwait2, libc::SYS_eventfd, libc::SYS_eventfd2,
+        ],
+    },
+    Group {
+        name: "older asynchronous files",
+        why: "their number is limited for the whole machine: one cell could take them all",
+        verdict: Verdict::Refuse(ENOSYS),
+        calls: &[
+            libc::SYS_io_setup, libc::SYS_io_destroy, libc::SYS_io_submit, libc::SYS_io_cancel, libc::SYS_io_getevents,
+            SYS_IO_PGETEVENTS,
         ],
     },
     Group {

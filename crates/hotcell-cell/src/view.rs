@@ -237,7 +237,8 @@ pub(crate) fn view(parts: &Parts<'_>) -> Vec<Entry> {
     });
     let workspace = parts.workspace.iter().map(|workspace| (&workspace.path, &workspace.path));
     let mounted = parts.mounts.iter().map(|mount| (&mount.source, &mount.target));
-    for (source, target) in granted.chain(workspace).chain(mounted) {
+    let system = parts.host.system.iter().map(|system| (&system.path, &system.path));
+    for (source, target) in system.chain(granted).chain(workspace).chain(mounted) {
         for below in parts.hidden.iter().filter_map(|hidden| hidden.strip_prefix(source).ok()) {
             view.entries.push(Entry::Mask { path: target.join(below), directory: true, required: true });
         }

@@ -41,21 +41,16 @@ impl Watch {
         let mut look = Look::default();
         let (mut with_children, mut own) = (0, 0);
         let mut living = BTreeMap::new();
-        each_process(proc, |pid, process| {
-            let stat = read(process, "stat");
-            // The name in brackets may hold anything; the fields follow the last bracket.
-            let fields: Vec<&str> = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
-            let number = |at: usize| fields.get(at).and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
-            let ticks = number(11) + number(12);
+        for process in processes(proc) {
+            let ticks = process.number(11) + process.number(12);
             own += ticks;
-            with_children += ticks + number(13) + number(14);
-            living.insert((pid.to_owned(), fields.get(19).copied().unwrap_or_default().to_owned()), ticks);
-            if pid == "1" {
-                return;
+            with_children += ticks + process.number(13) + process.number(14);
+            living.insert((process.pid.clone(), process.field(19).to_owned()), ticks);
+            if process.pid != "1" {
+                look.n_tasks += process.number(17).max(1);
+                look.memory_bytes += if process.borrows_memory { 0 } else { process.resident() };
             }
-            look.n_tasks += number(17).max(1);
-            look.memory_bytes += resident(process);
-        });
+        }
         for (process, ticks) in &self.seen {
             if !living.contains_key(process) {
                 self.gone_ticks += ticks;
@@ -74,25 +69,74 @@ impl Watch {
 pub(crate) fn memory_exactly(proc: BorrowedFd<'_>, files: u64) -> u64 {
     let (mut anonymous, mut shared, mut reserved) = (0, 0, 0);
     let mut seen = BTreeSet::new();
-    each_process(proc, |pid, process| {
-        if pid != "1" {
-            let sums = of_any_task(process, "smaps_rollup");
-            anonymous += (kib(&sums, "Pss_Anon:") + kib(&sums, "SwapPss:")) * 1024;
-            shared += kib(&sums, "Pss_Shmem:") * 1024;
-            reserved += shared_anonymous(process, &mut seen);
-        }
-    });
+    for process in processes(proc).iter().filter(|process| process.pid != "1" && !process.borrows_memory) {
+        let sums = of_any_task(process.directory.as_fd(), "smaps_rollup");
+        anonymous += (kib(&sums, "Pss_Anon:") + kib(&sums, "SwapPss:")) * 1024;
+        shared += kib(&sums, "Pss_Shmem:") * 1024;
+        reserved += shared_anonymous(process.directory.as_fd(), &mut seen);
+    }
     anonymous + reserved + files.max(shared.saturating_sub(reserved))
 }
 
 const TICKS_A_SECOND: u64 = 100;
 
-/// What one process holds: its own pages, swapped ones, shared ones it maps, and all it shares anonymously.
-fn resident(process: BorrowedFd<'_>) -> u64 {
-    let status = of_any_task(process, "status");
-    let pages = (kib(&status, "RssAnon:") + kib(&status, "RssShmem:") + kib(&status, "VmSwap:")) * 1024;
-    // Shared anonymous memory can be filled and let go of without being given back: then its size counts.
-    pages.max(shared_anonymous(process, &mut BTreeSet::new()))
+/// A process of the cell at one look.
+struct Process {
+    pid: String,
+    directory: OwnedFd,
+    /// The fields of `stat` after the name, which may hold anything.
+    fields: Vec<String>,
+    status: String,
+    /// Whether it runs on its parent's memory: a vfork whose exec is still to come.
+    borrows_memory: bool,
+}
+
+impl Process {
+    fn field(&self, at: usize) -> &str {
+        self.fields.get(at).map_or("", String::as_str)
+    }
+
+    fn number(&self, at: usize) -> u64 {
+        self.field(at).parse().unwrap_or(0)
+    }
+
+    /// What one process holds: its own pages, swapped ones, shared ones it maps, and all it shares anonymously.
+    fn resident(&self) -> u64 {
+        let kib = |field: &str| kib(&self.status, field);
+        let pages = (kib("RssAnon:") + kib("RssShmem:") + kib("VmSwap:")) * 1024;
+        // Shared anonymous memory can be filled and let go of without being given back: then its size counts.
+        pages.max(shared_anonymous(self.directory.as_fd(), &mut BTreeSet::new()))
+    }
+
+    /// The shape of its memory: equal for two processes on the same memory.
+    fn memory(&self) -> Vec<&str> {
+        self.status.lines().filter(|line| line.starts_with("Vm") || line.starts_with("Rss")).collect()
+    }
+}
+
+/// Every process of the cell.
+fn processes(proc: BorrowedFd<'_>) -> Vec<Process> {
+    let mut found: Vec<Process> = Vec::new();
+    each_process(proc, |pid, directory| {
+        let stat = read(directory, "stat");
+        let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().map(str::to_owned).collect();
+        let status = of_any_task(directory, "status");
+        if let Ok(directory) = directory.try_clone_to_owned() {
+            found.push(Process { pid: pid.to_owned(), directory, fields, status, borrows_memory: false });
+        }
+    });
+    // A parent in vfork sleeps until its child has memory of its own. One such child each, no more: a guest must
+    // not be able to pass copies off as one.
+    let mut waiting: BTreeSet<String> =
+        found.iter().filter(|process| process.field(0) == "D").map(|process| process.pid.clone()).collect();
+    for idx in 0..found.len() {
+        let parent = found[idx].field(1).to_owned();
+        let same = found.iter().any(|one| one.pid == parent && one.memory() == found[idx].memory());
+        if same && waiting.remove(&parent) {
+            found[idx].borrows_memory = true;
+        }
+    }
+    found
 }
 
 /// The size of shared anonymous mappings, each once in a tree.
@@ -114,7 +158,10 @@ fn shared_anonymous(process: BorrowedFd<'_>, seen: &mut BTreeSet<String>) -> u64
 /// A file of a process, from any of its threads: the first one may have ended before the others.
 fn of_any_task(process: BorrowedFd<'_>, name: &str) -> String {
     // Of a thread that ended, the files are empty or say nothing of memory.
-    let tells = |text: &str| if name == "maps" { !text.is_empty() } else { text.contains("Rss") };
+    let tells = |text: &str| match name {
+        "maps" => !text.is_empty(),
+        _ => text.lines().any(|line| line.starts_with("Rss")),
+    };
     let text = read(process, name);
     if tells(&text) {
         return text;
@@ -166,8 +213,8 @@ fn kib(text: &str, field: &str) -> u64 {
 pub(crate) struct DiskUse {
     pub(crate) bytes: u64,
     pub(crate) n_files: u64,
-    /// Whether some of it could not be looked at: too deep, or closed to us.
-    pub(crate) hidden: bool,
+    /// Directories that could not be looked at: too deep, or closed to us.
+    pub(crate) n_hidden: u64,
 }
 
 /// Adds up trees and files without following links, and what the cell's processes hold open of them after
@@ -197,7 +244,7 @@ const DEPTH_MAX: u32 = 200;
 
 fn add_directory(directory: &OwnedFd, sum: &mut DiskUse, depth: u32) {
     let Ok(entries) = rustix::fs::Dir::read_from(directory) else {
-        sum.hidden = true;
+        sum.n_hidden += 1;
         return;
     };
     for entry in entries.flatten() {
@@ -213,7 +260,7 @@ fn add_directory(directory: &OwnedFd, sum: &mut DiskUse, depth: u32) {
                 Ok(below) if depth > 0 => add_directory(&below, sum, depth - 1),
                 // Gone since the listing is not hidden.
                 Err(rustix::io::Errno::NOENT) => {}
-                _ => sum.hidden = true,
+                _ => sum.n_hidden += 1,
             }
         }
     }
@@ -221,7 +268,17 @@ fn add_directory(directory: &OwnedFd, sum: &mut DiskUse, depth: u32) {
 
 /// Files without a name that a process of the cell holds open on these devices, each once.
 fn add_nameless(process: BorrowedFd<'_>, devices: &BTreeSet<u64>, seen: &mut BTreeSet<u64>, sum: &mut DiskUse) {
-    let Ok(fds) = rustix::fs::openat(process, "fd", DIRECTORY, Mode::empty()) else { return };
+    // Of each thread: they need not share their descriptors, and the first may have ended.
+    let Ok(tasks) = rustix::fs::openat(process, "task", DIRECTORY, Mode::empty()) else { return };
+    let Ok(threads) = rustix::fs::Dir::read_from(&tasks) else { return };
+    for thread in threads.flatten() {
+        let Ok(thread) = rustix::fs::openat(&tasks, thread.file_name(), DIRECTORY, Mode::empty()) else { continue };
+        add_nameless_of(thread.as_fd(), devices, seen, sum);
+    }
+}
+
+fn add_nameless_of(thread: BorrowedFd<'_>, devices: &BTreeSet<u64>, seen: &mut BTreeSet<u64>, sum: &mut DiskUse) {
+    let Ok(fds) = rustix::fs::openat(thread, "fd", DIRECTORY, Mode::empty()) else { return };
     let Ok(entries) = rustix::fs::Dir::read_from(&fds) else { return };
     for entry in entries.flatten() {
         let Ok(stat) = rustix::fs::statat(&fds, entry.file_name(), AtFlags::empty()) else { continue };

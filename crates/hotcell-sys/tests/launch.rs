@@ -68,6 +68,8 @@ fn a_proof_that_succeeds_where_it_must_fail_stops_the_launch() {
 #[test]
 fn dropping_the_spawner_ends_what_it_started() {
     let mut program = Program::new();
+    // In a pid namespace: there, init's end is everybody's.
+    program.clone_flags(i64::from(libc::CLONE_NEWUSER | libc::CLONE_NEWPID).cast_unsigned());
     let path = program.text("/bin/sleep");
     let argv = program.texts(["sleep", "600"]);
     program

@@ -11,6 +11,7 @@ use crate::wall::Wall;
 const CAPABILITY_VERSION_3: u64 = 0x2008_0522;
 const MEMLOCK_BYTES: u64 = 8 << 20;
 const MSGQUEUE_BYTES: u64 = 819_200;
+const SIGNALS_QUEUED_MAX: u64 = 4096;
 
 impl Writer<'_> {
     pub(super) fn drop_privilege(&mut self) {
@@ -127,6 +128,7 @@ impl Writer<'_> {
             (libc::RLIMIT_CORE, "core size", 1),
             (libc::RLIMIT_MEMLOCK, "locked memory", MEMLOCK_BYTES),
             (libc::RLIMIT_MSGQUEUE, "queue bytes", MSGQUEUE_BYTES),
+            (libc::RLIMIT_SIGPENDING, "queued signals", SIGNALS_QUEUED_MAX),
             (libc::RLIMIT_RTPRIO, "real-time priority", 0),
             (libc::RLIMIT_NICE, "nice", 0),
         ] {

@@ -67,10 +67,14 @@ impl Writer<'_> {
         self.mount("tmpfs", &staging, libc::MS_NOSUID | libc::MS_NODEV, "mode=0755,size=4m,nr_inodes=4096");
         let at = self.text(&staging);
         self.call("enter the new root", libc::SYS_chdir, &[at.into()], Expect::Ok);
-        // At once, and not when all is in place: from here on every path, and every link in one, means the
-        // new root. The old one is still attached, out of reach, until it is left below.
+        // Before the old root goes: the kernel lets an ordinary user mount only what it still sees.
+        self.proc();
+        // Now, and not when all is in place: from here on there is nothing but the new root, whatever a path, a
+        // link in it or `..` says.
+        self.wall = Wall::Root;
         let dot = self.text(".");
         self.call("pivot", libc::SYS_pivot_root, &[dot.into(), dot.into()], Expect::Ok);
+        self.call("leave the old root", libc::SYS_umount2, &[dot.into(), MNT_DETACH.into()], Expect::Ok);
         self.scratch();
         for entry in &self.plan.view {
             self.entry(entry, &sources);
@@ -80,12 +84,21 @@ impl Writer<'_> {
         self.unmount(SCRATCH);
         let scratch = self.text(SCRATCH);
         self.call("remove the scratch's place", libc::SYS_rmdir, &[scratch.into()], Expect::Ok);
-        self.call("leave the old root", libc::SYS_umount2, &[dot.into(), MNT_DETACH.into()], Expect::Ok);
         let root = self.text("/");
         self.call("chdir /", libc::SYS_chdir, &[root.into()], Expect::Ok);
         let read_only = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV;
         self.set_attributes("make the root read-only".to_owned(), AT_FDCWD.into(), "/", 0, read_only, None);
         self.prove_root();
+    }
+
+    fn proc(&mut self) {
+        self.wall = Wall::Pid;
+        let at = self.text("proc");
+        self.call("make /proc", libc::SYS_mkdir, &[at.into(), 0o755.into()], Expect::Ok);
+        // Without a pid namespace, a control, there is nothing it could show.
+        if self.plan.asks_for(Wall::Pid) {
+            self.mount("proc", "proc", libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC, "");
+        }
     }
 
     /// Clones every part of the host the view shows, each with its final attributes, while the
@@ -267,14 +280,8 @@ impl Writer<'_> {
                 self.unmount(LOWER);
                 self.call("remove the lower place", libc::SYS_rmdir, &[lower.into()], Expect::Ok);
             }
-            // Without a pid namespace, a control, there is nothing it could show.
-            Entry::Proc if !self.plan.asks_for(Wall::Pid) => {}
-            Entry::Proc => {
-                self.wall = Wall::Pid;
-                let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
-                // Before the old root goes: the kernel lets an ordinary user mount only what it still sees.
-                self.mount("proc", "proc", flags, "");
-            }
+            // Mounted before everything else.
+            Entry::Proc => {}
             Entry::ReadOnly { path } => {
                 let (path, name) = self.inside(path);
                 let at = self.text(&path);

@@ -32,6 +32,8 @@ const TICK: Duration = Duration::from_millis(20);
 const SCAN_SHARE: u32 = 20;
 /// What a command without a cgroup may use before its share is looked at.
 const CPU_BURST: Duration = Duration::from_millis(40);
+/// What a stopped tree cannot come to owe by itself.
+const CPU_OVERDRAFT_MAX: Duration = Duration::from_millis(500);
 
 pub(super) struct Supervisor<'a> {
     plan: &'a Plan,
@@ -323,7 +325,10 @@ impl<'a> Supervisor<'a> {
         }
         // The share: whoever is ahead of it waits until it has caught up.
         let earned = self.started.elapsed() * limits.cpus.milli / 1000 + CPU_BURST;
-        // Again at every look: a guest can wake itself by a timer.
+        if look.cpu > earned + CPU_OVERDRAFT_MAX {
+            // Stopped again and again and still running: it wakes itself by a timer.
+            return self.end(Outcome::Timeout, Some(Limit::CpuShare));
+        }
         if look.cpu > earned {
             self.paused = rustix::process::pidfd_send_signal(&self.cell.init, Signal::TSTP).is_ok();
         } else {
@@ -343,7 +348,7 @@ impl<'a> Supervisor<'a> {
         DiskUse {
             bytes: stat.f_blocks.saturating_sub(stat.f_bfree) * stat.f_frsize,
             n_files: stat.f_files.saturating_sub(stat.f_ffree).saturating_sub(launch::SCRATCH_INODES),
-            hidden: false,
+            n_hidden: 0,
         }
     }
 
@@ -355,7 +360,7 @@ impl<'a> Supervisor<'a> {
         self.peaks.disk = self.peaks.disk.max(bytes);
         let limits = &self.plan.limits;
         let most = limits.disk.0.div_ceil(launch::PAGE) * launch::PAGE;
-        self.plan.asks_for(Wall::Disk) && (bytes > most || n_files > limits.inodes() || workspace.hidden)
+        self.plan.asks_for(Wall::Disk) && (bytes > most || n_files > limits.inodes() || workspace.n_hidden > 0)
     }
 
     /// Reads the last numbers, reaps, and decides the outcome.
@@ -500,7 +505,7 @@ impl DiskScan {
             bytes: self.now.bytes.saturating_sub(before.bytes),
             n_files: self.now.n_files.saturating_sub(before.n_files),
             // What the caller's own tree hid before is no fault of the guest's.
-            hidden: self.now.hidden && !before.hidden,
+            n_hidden: self.now.n_hidden.saturating_sub(before.n_hidden),
         }
     }
 }

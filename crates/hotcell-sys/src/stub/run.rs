@@ -279,8 +279,8 @@ fn reap_until_end(payload: i64) -> ! {
             }
             continue;
         }
-        // A sender outside this pid namespace shows as pid 0. A guest can write that into a queued signal,
-        // but not that it came from `kill`.
+        // A sender outside this pid namespace shows as pid 0 and as `kill`. A guest can make it look so only by
+        // filling its own signal queue, and then has what it could do itself: signal its own processes.
         const SI_USER: i32 = 0;
         if signal <= 0 || info[2] != SI_USER || info[4] != 0 {
             continue;

@@ -130,6 +130,28 @@ fn memory_that_is_let_go_of_and_not_given_back_counts() {
 }
 
 #[test]
+fn a_program_that_starts_others_is_not_counted_twice() {
+    // A vfork runs on its parent's memory until it executes something.
+    let program = "import subprocess\nx = bytearray(120 << 20)\nfor _ in range(60): subprocess.run(['/bin/true'])";
+    let limits = Limits { memory: Bytes::mib(200), ..Limits::default() };
+    let report = run(Cell::builder().limits(limits).command([PYTHON, "-c", program]));
+    assert_eq!((report.outcome, report.exit_code), (Outcome::Exited, Some(0)), "{}", report.stderr.text());
+}
+
+#[test]
+fn a_tree_that_wakes_itself_is_held_to_its_share_or_ended() {
+    let program = "import signal, time\nsignal.signal(signal.SIGCONT, lambda *_: None)\nsignal.signal(signal.SIGALRM, lambda *_: None)\nimport os\nif not os.fork():\n  while True: time.sleep(0.003); os.kill(os.getppid(), signal.SIGCONT)\nend = time.monotonic() + 2.5\nwhile time.monotonic() < end: pass\nos.killpg(0, signal.SIGKILL)";
+    let limits = Limits { cpus: Cpus { milli: 100 }, ..Limits::default() };
+    let report = run(Cell::builder().limits(limits).command([PYTHON, "-c", program]));
+    assert!(
+        report.cpu < Duration::from_millis(1500),
+        "{:?} of processor time at a tenth of one, {}",
+        report.cpu,
+        report.outcome
+    );
+}
+
+#[test]
 fn disk_in_place_cannot_be_hidden() {
     for (kind, program) in [
         (

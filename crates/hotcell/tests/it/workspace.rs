@@ -194,6 +194,16 @@ fn a_tree_too_deep_to_list_is_said_to_be_more() {
 }
 
 #[test]
+fn what_is_gone_below_a_directory_made_anew_is_listed() {
+    let bench = Bench::new();
+    let work = bench.dir("work");
+    bench.file("work/d/top", "x");
+    bench.file("work/d/sub/guard", "x");
+    let report = work_in(&work, Mode::Cow, "rm -rf d && mkdir -p d/sub && echo y > d/top && touch d/sub/other");
+    assert_eq!(kinds(&report), ["Deleted d/sub/guard", "Added d/sub/other", "Modified d/top"]);
+}
+
+#[test]
 fn marks_a_guest_writes_do_not_hide_what_it_removed() {
     let bench = Bench::new();
     let work = bench.dir("work");
@@ -215,6 +225,17 @@ fn mounts_through_a_link_of_the_workspace_make_nothing_on_the_host() {
         let planned = Cell::builder().workspace(&work, mode).mount(mount).command(["true"]).plan(&host());
         assert!(planned.is_err());
     }
+    // A link that climbs: outside, it leads to a place that is there; inside, nowhere.
+    let (a, b) = (bench.dir("a"), bench.dir("b"));
+    let up = Path::new("..").join(victim.strip_prefix("/").unwrap());
+    symlink(&up, a.join("l")).unwrap();
+    let nested = Cell::builder()
+        .mount(MountRequest { source: a, target: "/data".into(), writable: false })
+        .mount(MountRequest { source: b, target: "/data/l/made".into(), writable: false })
+        .command(["true"])
+        .plan(&host());
+    assert!(nested.is_err_and(|error| error.to_string().contains("link")));
+    assert_eq!(std::fs::read_dir(&victim).unwrap().count(), 0);
     // A link of our own: /var/run leads to /run inside, and not to the host's.
     let mount = MountRequest { source: data.clone(), target: "/var/run/hotcell-made".into(), writable: false };
     let report = run(Cell::builder().mount(mount).command(["ls", "-d", "/run/hotcell-made"]));
@@ -241,6 +262,13 @@ fn a_workspace_cannot_have_the_callers_files_shown_to_it() {
     assert_eq!(report.stdout.text(), "", "ESCAPED");
     assert!(report.stderr.text().contains("No such file"), "{}", report.stderr.text());
     read(&["./run.sh"]);
+    // Nor through another project's virtual environment, whose interpreter is everybody's.
+    bench.file("user/other/secret", "other\n");
+    bench.file("user/other/lib/x", "");
+    symlink("/usr/bin/env", bench.dir("user/other/bin").join("python3")).unwrap();
+    bench.file("user/work/.venv/pyvenv.cfg", &format!("home = {}/other/bin\n", home.display()));
+    let report = read(&["cat", home.join("other/secret").to_str().unwrap()]);
+    assert_eq!(report.stdout.text(), "", "ESCAPED");
     // The control: the same file, asked for by the caller.
     let mount = MountRequest { source: secret.clone(), target: secret.clone(), writable: false };
     let report = run_on(
