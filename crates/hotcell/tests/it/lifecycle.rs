@@ -69,7 +69,8 @@ fn f2_commands_that_will_not_end_are_ended() {
 fn f3_a_killed_supervisor_takes_its_cell_with_it() {
     let (bench, word) = (Bench::new(), token());
     let mut child = start(&bench, "echo ready", &word);
-    assert_eq!(processes_with(&word).len(), 1, "VOID: the command does not run");
+    // One, or two while its shell is between fork and exec.
+    assert!(!processes_with(&word).is_empty(), "VOID: the command does not run");
     let run_id = newest_run(&bench);
     signal(&child, Signal::KILL);
     child.wait().unwrap();
