@@ -67,7 +67,7 @@ pub struct Diagnosis {
 impl Diagnosis {
     /// Whether a cell with everything asked for by default can run here.
     pub fn is_sound(&self) -> bool {
-        self.findings.iter().all(|finding| finding.state != State::Missing || finding.name == Wall::Groups.name())
+        self.findings.iter().all(|finding| finding.state != State::Missing)
     }
 }
 
@@ -147,7 +147,7 @@ fn finding(host: &Host, wall: Wall, standing: &Option<BTreeMap<Wall, Standing>>,
         (_, Some(why)) => (State::Missing, Some(why.clone())),
         (Some(Standing::Proven), None) => (State::Works, None),
         (Some(Standing::Watched), None) => (State::Watched, Some(why_watched(host))),
-        (Some(Standing::Missing), None) => (State::Missing, Some(why_missing(host, wall))),
+        (Some(Standing::Missing), None) => (State::Missing, Some("left out".to_owned())),
         (None, None) if standing.is_some() => (
             State::NotNeeded,
             Some("started as root, each cell gets a real id of its own that owns nothing outside".to_owned()),
@@ -158,16 +158,6 @@ fn finding(host: &Host, wall: Wall, standing: &Option<BTreeMap<Wall, Standing>>,
     let fix = (found.is_some() || reasons.contains_key(&wall)) && matches!(state, State::Missing | State::Watched);
     let fix = fix.then(|| self::fix(host, wall).to_owned());
     Finding { name: wall.name().to_owned(), keeps: wall.keeps().to_owned(), state, why, fix }
-}
-
-fn why_missing(host: &Host, wall: Wall) -> String {
-    match wall {
-        Wall::Groups => format!(
-            "the kernel lets no ordinary user leave groups, and this user is in {} more; they count only for files the cell can see",
-            host.groups.len()
-        ),
-        _ => "left out".to_owned(),
-    }
 }
 
 /// Makes the group again to hear what the kernel says.
@@ -209,7 +199,8 @@ fn fix(host: &Host, wall: Wall) -> &'static str {
             "run as root; until then limits are held by rlimits and by looking at every process 50 times a second"
         }
         Wall::Groups => {
-            "start hotcell without them: setpriv --clear-groups needs root; or run as root, which leaves all groups"
+            "run as root, which leaves all groups, or accept them with --allow-missing groups; the cost: of the files a cell is \
+             shown, it can also read and write what these groups may"
         }
         Wall::Id | Wall::Caps => "run as root with CAP_SETUID, CAP_SETGID and CAP_SETPCAP, or as an ordinary user",
         Wall::Seccomp | Wall::NoNewPrivs => "use a kernel built with CONFIG_SECCOMP_FILTER",

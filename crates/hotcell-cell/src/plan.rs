@@ -420,7 +420,6 @@ impl Builder {
             let standing = match (wall, self.obstacle(host, wall)) {
                 // Root needs no user namespace: its cells get a real id that owns nothing.
                 (Wall::User, _) if host.privileged && !self.require.contains(&wall) => continue,
-                (Wall::Groups, Some(_)) if !self.require.contains(&wall) => Standing::Missing,
                 (_, Some(_)) if self.allow_missing.contains(&wall) => Standing::Missing,
                 (_, Some(why)) => return Err(PlanError::Wall { wall, why }),
                 (Wall::Disk, None) if writes_in_place => Standing::Watched,
@@ -457,7 +456,7 @@ impl Builder {
                 Some("this is root without the capabilities to become anybody else".to_owned())
             }
             Wall::Groups if !host.privileged && !host.groups.is_empty() => Some(format!(
-                "the kernel lets no ordinary user leave groups, and this user is in {} more",
+                "the kernel lets no ordinary user leave groups, and this user is in {} besides the first",
                 host.groups.len()
             )),
             Wall::User if host.privileged => {

@@ -238,7 +238,7 @@ pub(crate) struct ProbeArgs {
     pub(crate) args: Vec<OsString>,
 }
 
-fn wall(name: &str) -> Result<Wall, String> {
+pub(crate) fn wall(name: &str) -> Result<Wall, String> {
     name.parse::<Wall>().map_err(|error| {
         let names: Vec<&str> = Wall::ALL.iter().map(|wall| wall.name()).collect();
         format!("{error}; the walls are {}", names.join(", "))

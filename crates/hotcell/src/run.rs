@@ -10,11 +10,11 @@ use std::path::PathBuf;
 use hotcell_base::text::shown;
 use hotcell_base::{Bytes, Outcome};
 use hotcell_cell::report::Timings;
-use hotcell_cell::{Cell, Host, Mode, MountRequest, Plan, Remote, RemoteEnd, Stdin, remote};
+use hotcell_cell::{Cell, Host, Mode, MountRequest, Plan, Remote, RemoteEnd, Stdin, Wall, remote};
 use hotcell_gate::{Gate, GateError, Home, Record, Request};
 use hotcell_sys::signals::EndSignals;
 
-use crate::cli::RunArgs;
+use crate::cli::{self, RunArgs};
 use crate::error::{During, Failure};
 use crate::explain;
 use crate::screen;
@@ -130,8 +130,25 @@ fn plan(args: &RunArgs, host: &Host, home: &std::path::Path) -> Result<Plan, Fai
         builder = builder.env(name, value);
     }
     builder = args.require.iter().fold(builder, |builder, wall| builder.require(*wall));
-    builder = args.allow_missing.iter().fold(builder, |builder, wall| builder.allow_missing(*wall));
+    for wall in args.allow_missing.iter().copied().chain(always_allowed_missing()?) {
+        builder = builder.allow_missing(wall);
+    }
     Ok(builder.plan(host)?)
+}
+
+/// Walls that this user lives without on this machine: said once instead of with every run.
+fn always_allowed_missing() -> Result<Vec<Wall>, Failure> {
+    let names = std::env::var_os("HOTCELL_ALLOW_MISSING").unwrap_or_default();
+    let names = names.to_string_lossy().into_owned();
+    let names = names.split([',', ' ']).filter(|name| !name.is_empty());
+    names
+        .map(|name| {
+            cli::wall(name).map_err(|message| Failure::Usage {
+                message: format!("HOTCELL_ALLOW_MISSING: {message}"),
+                hint: "name walls with commas between: export HOTCELL_ALLOW_MISSING=groups".to_owned(),
+            })
+        })
+        .collect()
 }
 
 /// `SRC:DST`, `SRC:DST:rw` or `SRC:DST:ro`.

@@ -208,11 +208,7 @@ fn a_closed_stdout_is_said_where_it_loses_the_answer() {
     // Closed from the start: the runtime would put /dev/null in its place.
     for args in ["run --json -- true", "run --explain -- true", "ls", "doctor"] {
         let script = format!("\"$0\" {args} >&-");
-        let output = std::process::Command::new("sh")
-            .args(["-c", &script, HOTCELL.as_str()])
-            .env("HOTCELL_HOME", bench.path("home"))
-            .output()
-            .unwrap();
+        let output = bench.command("sh").args(["-c", &script, HOTCELL.as_str()]).output().unwrap();
         assert_ne!(output.status.code(), Some(0), "{args}");
         says(&text(&output.stderr), &["stdout"]);
     }
@@ -247,11 +243,7 @@ fn a_planted_home_cannot_send_records_elsewhere() {
 fn limits_of_the_caller_are_kept_and_refuse_nothing() {
     let bench = Bench::new();
     let script = "ulimit -l 64; ulimit -n 256; ulimit -t 100; exec \"$0\" run -q -- sh -c 'ulimit -l; ulimit -n'";
-    let output = std::process::Command::new("sh")
-        .args(["-c", script, HOTCELL.as_str()])
-        .env("HOTCELL_HOME", bench.path("home"))
-        .output()
-        .unwrap();
+    let output = bench.command("sh").args(["-c", script, HOTCELL.as_str()]).output().unwrap();
     assert_eq!(text(&output.stdout), "64\n256\n", "{}", text(&output.stderr));
 }
 
@@ -263,12 +255,12 @@ fn root_without_its_capabilities_is_not_taken_for_an_ordinary_user() {
     let bench = Bench::new();
     let drop = ["--inh-caps=-all", "--bounding-set=-sys_admin"];
     let run = |more: &[&str]| {
-        let output = std::process::Command::new("setpriv")
+        let output = bench
+            .command("setpriv")
             .args(drop)
             .args([HOTCELL.as_str(), "run", "-q"])
             .args(more)
             .args(["--", "true"])
-            .env("HOTCELL_HOME", bench.path("home"))
             .output()
             .unwrap();
         (output.status.code(), text(&output.stderr))
@@ -280,11 +272,7 @@ fn root_without_its_capabilities_is_not_taken_for_an_ordinary_user() {
 
 /// Runs a script in a mount namespace of its own, where the machine can be made worse than it is.
 fn on_a_worse_machine(bench: &Bench, script: &str) -> (Option<i32>, String, String) {
-    let output = std::process::Command::new("unshare")
-        .args(["--mount", "sh", "-c", script, HOTCELL.as_str()])
-        .env("HOTCELL_HOME", bench.path("home"))
-        .output()
-        .unwrap();
+    let output = bench.command("unshare").args(["--mount", "sh", "-c", script, HOTCELL.as_str()]).output().unwrap();
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
 

@@ -238,18 +238,45 @@ fn b14_groups_are_left_behind() {
     }
     let bench = Bench::new();
     let in_groups = |args: &[&str]| {
-        let output = std::process::Command::new("setpriv")
-            .args(["--groups", "4,27"])
-            .args(args)
-            .env("HOTCELL_HOME", bench.path("home"))
-            .output()
-            .unwrap();
+        let output = bench.command("setpriv").args(["--groups", "4,27"]).args(args).output().unwrap();
         text(&output.stdout)
     };
     let inside = in_groups(&[HOTCELL.as_str(), "run", "-q", "--", "id", "-G"]);
     assert_eq!(inside.split_whitespace().count(), 1, "ESCAPED: {inside}");
     let outside = in_groups(&["id", "-G"]);
     assert!(outside.contains("27"), "VOID: {outside}");
+}
+
+#[test]
+fn b14_groups_that_cannot_be_left_refuse_the_run_unless_they_are_accepted() {
+    if !is_root() {
+        return skip("b14: only root can give groups to a user");
+    }
+    let bench = Bench::new();
+    let private = std::fs::Permissions::from_mode(0o700);
+    std::fs::set_permissions(bench.path(""), std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(bench.dir("home"), private).unwrap();
+    rustix::fs::chown(bench.path("home"), Some(rustix::fs::Uid::from_raw(65534)), None).unwrap();
+    let user = |groups: &str, variable: &str, flags: &[&str]| {
+        let mut command = bench.command("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", groups, HOTCELL.as_str(), "run", "--json"]);
+        let output = command.args(flags).args(["--", "true"]).env("HOTCELL_ALLOW_MISSING", variable).output().unwrap();
+        let record: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one object");
+        (output.status.code(), record)
+    };
+    let groups = "--groups=4,27";
+    let (code, record) = user(groups, "", &[]);
+    assert_eq!(code, Some(125), "ESCAPED: {record}");
+    assert!(record["error"].as_str().unwrap().contains("`groups`"), "{record}");
+    assert!(record["hint"].as_str().unwrap().contains("--allow-missing groups"), "{record}");
+    for (variable, flags) in [("", &["--allow-missing", "groups"][..]), ("groups", &[])] {
+        let (code, record) = user(groups, variable, flags);
+        assert_eq!((code, record["isolation"]["walls"]["groups"].as_str()), (Some(0), Some("missing")), "{record}");
+    }
+    let (code, record) = user("--clear-groups", "", &[]);
+    assert_eq!((code, record["isolation"]["walls"]["groups"].as_str()), (Some(0), Some("proven")), "VOID: {record}");
+    let (code, record) = user("--clear-groups", "grups", &[]);
+    assert_eq!((code, record["hint"].as_str().unwrap().contains("HOTCELL_ALLOW_MISSING=")), (Some(125), true));
 }
 
 // ---- C: privilege, namespaces, syscalls ---------------------------------------------------------
@@ -524,8 +551,7 @@ fn hotcells_own_home_is_covered_where_the_workspace_has_it() {
 fn a_workspace_swapped_after_the_plan_is_not_mounted() {
     let bench = Bench::new();
     let (work, other) = (bench.dir("work"), bench.dir("other"));
-    let host = host();
-    let plan = Cell::builder().workspace(&work, Mode::Rw).command(["true"]).plan(&host).unwrap();
+    let plan = plan_on(&host(), Cell::builder().workspace(&work, Mode::Rw).command(["true"])).unwrap();
     std::fs::rename(&work, bench.path("gone")).unwrap();
     std::fs::rename(&other, &work).unwrap();
     let error = plan.run().map(|report| report.outcome).expect_err("another directory");

@@ -126,11 +126,7 @@ fn f3_a_supervisor_killed_at_any_moment_leaves_nothing() {
 fn what_the_caller_ignores_does_not_hang_a_run() {
     let bench = Bench::new();
     let script = "trap '' CHLD INT; exec \"$0\" run -q --time 20s -- sh -c 'exit 5'";
-    let status = std::process::Command::new("sh")
-        .args(["-c", script, HOTCELL.as_str()])
-        .env("HOTCELL_HOME", bench.path("home"))
-        .status()
-        .unwrap();
+    let status = bench.command("sh").args(["-c", script, HOTCELL.as_str()]).status().unwrap();
     assert_eq!(status.code(), Some(5));
 }
 

@@ -149,6 +149,9 @@ fn a_tree_that_wakes_itself_is_held_to_its_share_or_ended() {
         "{share} of a processor instead of 0.1, {}",
         report.outcome
     );
+    let free = run(omit(Cell::builder(), &[Wall::Cgroup]).command([PYTHON, "-c", program]));
+    let share = free.cpu.as_secs_f64() / free.wall.as_secs_f64();
+    assert!(share > 0.6, "VOID: {share} of a processor without the wall");
 }
 
 #[test]
@@ -168,19 +171,25 @@ fn disk_in_place_cannot_be_hidden() {
         ),
     ] {
         let bench = Bench::new();
-        let work = bench.dir("work");
         let limits = Limits { disk: Bytes::mib(8), ..Limits::default() };
-        let report = run(Cell::builder().workspace(&work, Mode::Rw).limits(limits).command([PYTHON, "-c", program]));
-        let closed = work.join("d");
-        if closed.exists() {
-            std::fs::set_permissions(&closed, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
-        }
+        let inside = |builder: Builder| {
+            let work = bench.dir(&token());
+            let report = run(builder.workspace(&work, Mode::Rw).command([PYTHON, "-c", program]));
+            let closed = work.join("d");
+            if closed.exists() {
+                std::fs::set_permissions(&closed, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+            }
+            report
+        };
+        let report = inside(Cell::builder().limits(limits));
         assert_eq!(
             (report.outcome, report.limit),
             (Outcome::Disk, Some(Limit::Disk)),
             "{kind}: {}",
             report.stderr.text()
         );
+        let control = inside(omit(Cell::builder(), &[Wall::Disk]));
+        assert_eq!((control.outcome, control.exit_code), (Outcome::Exited, Some(0)), "VOID: {kind}");
     }
 }
 
@@ -319,11 +328,8 @@ fn a_copied_up_file_larger_than_the_disk_limit_is_refused_and_the_host_keeps_it(
 
 #[test]
 fn the_size_of_one_file_is_limited() {
-    let argv = ["sh", "-c", "head -c 3000000 /dev/zero > f"];
-    let report = bound(
-        Limits { file_size: Some(Bytes::mib(1)), ..Limits::default() },
-        &["dd", "if=/dev/zero", "of=f", "bs=1M", "count=3", "status=none"],
-    );
+    let argv = ["dd", "if=/dev/zero", "of=f", "bs=1M", "count=3", "status=none"];
+    let report = bound(Limits { file_size: Some(Bytes::mib(1)), ..Limits::default() }, &argv);
     ended(&report, Outcome::Disk, Limit::FileSize);
     unbound(&argv);
 }
