@@ -5,17 +5,32 @@ use std::fmt::Write;
 /// Shows bytes a guest chose: control characters, invisible and direction-changing characters and
 /// invalid UTF-8 become escapes, everything else stays as it is. Never two names shown alike.
 pub fn shown(bytes: impl AsRef<[u8]>) -> String {
-    let mut text = String::with_capacity(bytes.as_ref().len());
-    for chunk in bytes.as_ref().utf8_chunks() {
+    escaped(bytes.as_ref(), |letter| match letter {
+        '\\' => Some("\\\\"),
+        '\n' => Some("\\n"),
+        '\t' => Some("\\t"),
+        _ => None,
+    })
+}
+
+/// Shows a line of text a guest wrote: as [`shown`], but backslashes and tabs, which text is full of, stay.
+pub fn shown_line(bytes: impl AsRef<[u8]>) -> String {
+    escaped(bytes.as_ref(), |letter| match letter {
+        '\t' => Some("\t"),
+        _ => None,
+    })
+}
+
+fn escaped(bytes: &[u8], special: impl Fn(char) -> Option<&'static str>) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
         for letter in chunk.valid().chars() {
-            match letter {
-                '\\' => text.push_str("\\\\"),
-                '\n' => text.push_str("\\n"),
-                '\t' => text.push_str("\\t"),
-                letter if letter.is_control() || is_deceptive(letter) => {
-                    write!(text, "\\u{{{:x}}}", u32::from(letter)).expect("a String takes any text");
-                }
-                letter => text.push(letter),
+            if let Some(escape) = special(letter) {
+                text.push_str(escape);
+            } else if letter.is_control() || is_deceptive(letter) {
+                write!(text, "\\u{{{:x}}}", u32::from(letter)).expect("a String takes any text");
+            } else {
+                text.push(letter);
             }
         }
         for byte in chunk.invalid() {
@@ -54,6 +69,7 @@ mod tests {
         #[test]
         fn nothing_a_terminal_obeys_comes_through(bytes: Vec<u8>) {
             prop_assert!(!shown(&bytes).chars().any(char::is_control));
+            prop_assert!(!shown_line(&bytes).chars().any(|letter| letter.is_control() && letter != '\t'));
         }
     }
 }

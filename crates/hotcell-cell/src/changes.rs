@@ -3,18 +3,21 @@
 //! Both layers are walked by descriptor, side by side: no link of either is followed, no FIFO or device is
 //! opened, and the walk ends at a fixed depth and number of entries however many there are.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::ffi::{OsStr, OsString};
-use std::io::{self, Read};
+use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
-use serde::Serialize;
+use rustix::fs::{AtFlags, FileType, Mode, Stat};
+use serde::{Deserialize, Serialize};
+
+use crate::control::Control;
+use crate::tree::{self, DIRECTORY, Node, Tree, names};
 
 /// How an entry of the workspace differs.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// Was not there before.
@@ -28,12 +31,26 @@ pub enum Kind {
 }
 
 /// One difference.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Change {
     /// Below the workspace.
     pub path: PathBuf,
     /// How it differs.
     pub kind: Kind,
+    /// What the host has there.
+    pub before: Option<Node>,
+    /// What the cell left there, without what is stripped.
+    pub after: Option<Node>,
+    /// What the cell left there and nobody gets: set-id bits, extended attributes.
+    pub stripped: Vec<String>,
+    /// Changes of one number are names of one file.
+    pub hard_link: Option<u64>,
+    /// Another name of this file that was there before and is as it was.
+    pub link_to: Option<PathBuf>,
+    /// Whether it is a control file that the run was not allowed to touch.
+    pub control: bool,
+    /// Whether the host's own changed while the cell ran, so that nobody knows what the cell saw.
+    pub moved: bool,
 }
 
 /// All differences, up to [`CHANGES_MAX`] entries and [`DEPTH_MAX`] levels.
@@ -49,8 +66,8 @@ pub struct Changes {
 pub const CHANGES_MAX: usize = 100_000;
 /// How deep is looked; two descriptors are open for each level.
 pub const DEPTH_MAX: usize = 128;
-/// So many bytes are compared in all; a file beyond that counts as modified once it was opened for writing.
-const COMPARED_BYTES_MAX: u64 = 128 << 20;
+/// So many bytes of either layer are read; a file beyond that is listed as modified, without a digest.
+pub const HASHED_BYTES_MAX: u64 = 4 << 30;
 
 /// Which extended attributes the overlay keeps its marks in. A guest can write the other kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,37 +76,132 @@ pub(crate) enum Marks {
     User,
 }
 
-const DIRECTORY: OFlags =
-    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
+/// The layer that holds what a cell wrote, while it can still be read.
+#[derive(Debug)]
+pub struct Layer {
+    tree: Tree,
+}
+
+impl Layer {
+    /// Opens a file that the cell left.
+    pub fn file(&self, path: &Path) -> io::Result<File> {
+        self.tree.file(path)
+    }
+}
+
+/// What the walk needs to know besides the layers.
+pub(crate) struct Context<'a> {
+    pub(crate) marks: Marks,
+    pub(crate) control: &'a Control,
+    /// When the run began, in seconds and nanoseconds: what changed later outside has moved.
+    pub(crate) since: (i64, i64),
+}
 
 /// Lists what `upper` changes in the host's directory `lower`.
-pub(crate) fn list(upper: BorrowedFd<'_>, lower: &Path, marks: Marks) -> io::Result<Changes> {
-    let mut changes = Changes::default();
+pub(crate) fn list(upper: BorrowedFd<'_>, lower: &Path, context: &Context<'_>) -> io::Result<(Changes, Layer)> {
     let upper = rustix::fs::openat(upper, ".", DIRECTORY, Mode::empty())?;
+    let layer = Layer { tree: Tree::of(upper.try_clone()?) };
     let lower = rustix::fs::open(lower, DIRECTORY, Mode::empty())?;
+    let mut walk =
+        Walk { context, changes: Changes::default(), budgets: [HASHED_BYTES_MAX; 2], unchanged_links: BTreeMap::new() };
     let mut levels = vec![Level::new(upper, Some(lower), PathBuf::new(), false)?];
-    let mut budget = COMPARED_BYTES_MAX;
     while let Some(level) = levels.last_mut() {
         let Some(name) = level.names.pop() else {
             levels.pop();
             continue;
         };
-        let below = level.entry(&name, marks, &mut changes, &mut budget)?;
-        if let Some(below) = below {
+        if let Some(below) = level.entry(&name, &mut walk)? {
             if levels.len() < DEPTH_MAX {
                 levels.push(below);
             } else {
-                changes.truncated = true;
+                walk.changes.truncated = true;
             }
         }
-        if changes.list.len() > CHANGES_MAX {
-            changes.list.truncate(CHANGES_MAX);
-            changes.truncated = true;
+        if walk.is_full() {
             break;
         }
     }
-    changes.list.sort_unstable();
-    Ok(changes)
+    let mut changes = walk.changes;
+    for change in &mut changes.list {
+        change.link_to = change.hard_link.and_then(|number| walk.unchanged_links.get(&number).cloned());
+    }
+    changes.list.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+    Ok((changes, layer))
+}
+
+/// What the walk has found so far.
+struct Walk<'a> {
+    context: &'a Context<'a>,
+    changes: Changes,
+    /// Bytes that may still be read: of the host's files, and of the cell's.
+    budgets: [u64; 2],
+    /// Files that are as they were and have further names, by their number.
+    unchanged_links: BTreeMap<u64, PathBuf>,
+}
+
+impl Walk<'_> {
+    fn is_full(&mut self) -> bool {
+        let is_full = self.changes.list.len() > CHANGES_MAX;
+        if is_full {
+            self.changes.list.truncate(CHANGES_MAX);
+            self.changes.truncated = true;
+        }
+        is_full
+    }
+
+    fn push(&mut self, path: PathBuf, kind: Kind, before: Option<(Node, &Stat)>, after: Option<Found>) {
+        let moved = before.as_ref().is_some_and(|(_, stat)| changed_at(stat) > self.context.since);
+        let control = self.context.control.guards(&path);
+        let after = after.unwrap_or_default();
+        let before = before.map(|(node, _)| node);
+        let Found { node, stripped, hard_link } = after;
+        let link_to = None;
+        let change = Change { path, kind, before, after: node, stripped, hard_link, link_to, control, moved };
+        self.changes.list.push(change);
+    }
+
+    fn before(&mut self, directory: &OwnedFd, name: &OsStr, stat: &Stat) -> io::Result<Node> {
+        tree::node(directory.as_fd(), name, stat, &mut self.budgets[0])
+    }
+
+    /// Lists a thing of the host's that is gone, with all that was below it.
+    fn gone(&mut self, directory: &OwnedFd, name: &OsStr, path: PathBuf, depth: usize) -> io::Result<()> {
+        let Some(stat) = tree::stat(directory.as_fd(), name)? else { return Ok(()) };
+        let node = self.before(directory, name, &stat)?;
+        let is_directory = node.is_directory();
+        self.push(path.clone(), Kind::Deleted, Some((node, &stat)), None);
+        if is_directory { self.gone_below(directory, name, &path, depth + 1) } else { Ok(()) }
+    }
+
+    /// Lists all that the host has below a directory that is no directory any more.
+    fn gone_below(&mut self, directory: &OwnedFd, name: &OsStr, path: &Path, depth: usize) -> io::Result<()> {
+        let opened = rustix::fs::openat(directory, name, DIRECTORY, Mode::empty());
+        let (Ok(below), true) = (opened, depth < DEPTH_MAX) else {
+            // A directory we may not read, or too deep: what was in it cannot be told.
+            self.changes.truncated = true;
+            return Ok(());
+        };
+        for name in names(below.as_fd(), CHANGES_MAX)? {
+            self.gone(&below, &name, path.join(&name), depth)?;
+            if self.is_full() {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// When something last changed in any way, in seconds and nanoseconds. Nobody can set this back.
+fn changed_at(stat: &Stat) -> (i64, i64) {
+    (stat.st_ctime, i64::try_from(stat.st_ctime_nsec).unwrap_or(0))
+}
+
+/// What the cell left under a name.
+#[derive(Default)]
+struct Found {
+    node: Option<Node>,
+    stripped: Vec<String>,
+    hard_link: Option<u64>,
 }
 
 /// One directory of the upper layer, and what the host has at the same place, if that still counts.
@@ -104,135 +216,149 @@ struct Level {
 
 impl Level {
     fn new(upper: OwnedFd, lower: Option<OwnedFd>, path: PathBuf, opaque: bool) -> io::Result<Level> {
-        let names = names(upper.as_fd())?;
+        let names = names(upper.as_fd(), CHANGES_MAX)?;
         Ok(Level { upper, lower, path, opaque, names })
     }
 
+    fn depth(&self) -> usize {
+        self.path.components().count()
+    }
+
     /// Looks at one entry; the directory below it, if it is one.
-    fn entry(&self, name: &OsStr, marks: Marks, changes: &mut Changes, budget: &mut u64) -> io::Result<Option<Level>> {
+    fn entry(&self, name: &OsStr, walk: &mut Walk<'_>) -> io::Result<Option<Level>> {
         let path = self.path.join(name);
         let stat = rustix::fs::statat(&self.upper, name, AtFlags::SYMLINK_NOFOLLOW)?;
-        let kind = FileType::from_raw_mode(stat.st_mode);
         let lower = self.lower.as_ref();
-        let before = lower.and_then(|lower| rustix::fs::statat(lower, name, AtFlags::SYMLINK_NOFOLLOW).ok());
-        let mut push = |path: &Path, kind| changes.list.push(Change { path: path.to_owned(), kind });
+        let before = match lower {
+            Some(lower) => tree::stat(lower.as_fd(), name).ok().flatten(),
+            None => None,
+        };
         if is_whiteout(&stat) {
             // Of something that was never there, it is the trace of a file made and removed.
-            if before.is_some() && !self.opaque {
-                push(&path, Kind::Deleted);
+            if let (Some(lower), Some(_), false) = (lower, &before, self.opaque) {
+                walk.gone(lower, name, path, self.depth())?;
             }
             return Ok(None);
         }
-        let existed = match (&before, lower) {
-            (Some(before), Some(lower)) if FileType::from_raw_mode(before.st_mode) == kind => {
-                if self.is_modified(lower, name, kind, (&stat, before), budget)? {
-                    push(&path, Kind::Modified);
+        let after = self.found(name, &stat, lower, walk)?;
+        let is_directory = after.node.as_ref().is_some_and(Node::is_directory);
+        let mut existed = false;
+        match (lower, &before, &after.node) {
+            (Some(lower), Some(stat), Some(node)) => {
+                let old = walk.before(lower, name, stat)?;
+                existed = old.is_alike(node);
+                let was_directory = old.is_directory();
+                if !existed {
+                    walk.push(path.clone(), Kind::TypeChanged, Some((old, stat)), Some(after));
+                    if was_directory {
+                        walk.gone_below(lower, name, &path, self.depth() + 1)?;
+                    }
+                } else if !node.is_same(&old) || !after.stripped.is_empty() {
+                    walk.push(path.clone(), Kind::Modified, Some((old, stat)), Some(after));
+                } else if let Some(number) = after.hard_link {
+                    walk.unchanged_links.insert(number, path.clone());
                 }
-                true
             }
-            (Some(_), _) => {
-                push(&path, Kind::TypeChanged);
-                false
-            }
-            (None, _) => {
-                push(&path, Kind::Added);
-                false
-            }
-        };
-        if kind != FileType::Directory {
+            _ => walk.push(path.clone(), Kind::Added, None, Some(after)),
+        }
+        if !is_directory {
             return Ok(None);
         }
-        let upper = self.open_upper(name)?;
-        let opaque = self.opaque || is_opaque(&upper, marks);
+        let upper = open_own(&self.upper, name)?;
+        let opaque = self.opaque || is_opaque(&upper, walk.context.marks);
         let below = lower.filter(|_| existed).and_then(|lower| {
             let opened = rustix::fs::openat(lower, name, DIRECTORY, Mode::empty());
             // A directory of the host's that we may not read: what is gone from it cannot be told.
-            changes.truncated |= opened.is_err();
+            walk.changes.truncated |= opened.is_err();
             opened.ok()
         });
         if opaque && let Some(hidden) = &below {
             // It shows nothing the host has there: what was not made anew is gone.
-            let made: HashSet<OsString> = names(upper.as_fd())?
+            let made: HashSet<OsString> = names(upper.as_fd(), CHANGES_MAX)?
                 .into_iter()
                 .filter(|name| {
                     rustix::fs::statat(&upper, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| !is_whiteout(&stat))
                 })
                 .collect();
-            let gone = names(hidden.as_fd())?.into_iter().filter(|name| !made.contains(name));
-            changes.list.extend(gone.map(|name| Change { path: path.join(name), kind: Kind::Deleted }));
+            for name in names(hidden.as_fd(), CHANGES_MAX)?.into_iter().filter(|name| !made.contains(name)) {
+                walk.gone(hidden, &name, path.join(&name), self.depth() + 1)?;
+            }
         }
         Level::new(upper, below, path, opaque).map(Some)
     }
 
-    fn is_modified(
-        &self,
-        lower: &OwnedFd,
-        name: &OsStr,
-        kind: FileType,
-        (stat, before): (&Stat, &Stat),
-        budget: &mut u64,
-    ) -> io::Result<bool> {
-        if stat.st_mode & 0o7777 != before.st_mode & 0o7777 {
-            return Ok(true);
+    /// Describes what the cell left, without what nobody gets.
+    fn found(&self, name: &OsStr, stat: &Stat, lower: Option<&OwnedFd>, walk: &mut Walk<'_>) -> io::Result<Found> {
+        let mut stripped = Vec::new();
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        if matches!(kind, FileType::RegularFile | FileType::Directory) {
+            let own = extended(&readable(&self.upper, name, stat)?);
+            let hosts = lower.and_then(|lower| readable_as_it_is(lower, name)).map(|file| extended(&file));
+            let hosts = hosts.unwrap_or_default();
+            // What the host's file has was copied along with it.
+            let new = own.into_iter().filter(|attribute| !hosts.contains(attribute));
+            stripped.extend(new.map(|(name, _)| format!("xattr {}", hotcell_base::text::shown(name))));
         }
-        Ok(match kind {
-            FileType::Directory => false,
-            FileType::RegularFile => stat.st_size != before.st_size || !self.same_contents(lower, name, stat, budget),
-            FileType::Symlink => {
-                let target = |layer: &OwnedFd| rustix::fs::readlinkat(layer, name, Vec::new());
-                target(&self.upper)? != target(lower)?
-            }
-            // A FIFO, socket or device has nothing to compare; it is in this layer because it was made anew.
-            _ => true,
-        })
-    }
-
-    /// Whether a file that was opened for writing still says what the host's file says.
-    fn same_contents(&self, lower: &OwnedFd, name: &OsStr, stat: &Stat, budget: &mut u64) -> bool {
-        match budget.checked_sub(u64::try_from(stat.st_size).unwrap_or(u64::MAX)) {
-            Some(rest) => *budget = rest,
-            None => return false,
-        }
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let open = |layer: &OwnedFd| rustix::fs::openat(layer, name, flags, Mode::empty()).map(std::fs::File::from);
-        let (Ok(mut new), Ok(mut old)) = (open(&self.upper), open(lower)) else { return false };
-        let (mut a, mut b) = (vec![0u8; 64 << 10], vec![0u8; 64 << 10]);
-        loop {
-            let Ok(n) = new.read(&mut a) else { return false };
-            if n == 0 {
-                return true;
-            }
-            if old.read_exact(&mut b[..n]).is_err() || a[..n] != b[..n] {
-                return false;
+        let mut node = tree::node(self.upper.as_fd(), name, stat, &mut walk.budgets[1])?;
+        if let Node::File { mode, .. } = &mut node {
+            for (bit, word) in [(0o4000, "setuid"), (0o2000, "setgid"), (0o1000, "sticky")] {
+                if *mode & bit != 0 {
+                    stripped.push(word.to_owned());
+                    *mode &= !bit;
+                }
             }
         }
-    }
-
-    fn open_upper(&self, name: &OsStr) -> io::Result<OwnedFd> {
-        Ok(match rustix::fs::openat(&self.upper, name, DIRECTORY, Mode::empty()) {
-            Err(rustix::io::Errno::ACCESS) => {
-                // The cell's user is ours here: it may take its own read permission away, and we give it back.
-                rustix::fs::chmodat(&self.upper, name, Mode::from_raw_mode(0o700), AtFlags::empty())?;
-                rustix::fs::openat(&self.upper, name, DIRECTORY, Mode::empty())?
+        if let Node::Directory { mode } = &mut node {
+            if *mode & 0o4000 != 0 {
+                stripped.push("setuid".to_owned());
             }
-            opened => opened?,
-        })
+            *mode &= 0o3777;
+        }
+        let hard_link = (kind == FileType::RegularFile && stat.st_nlink > 1).then_some(stat.st_ino);
+        Ok(Found { node: Some(node), stripped, hard_link })
     }
 }
 
-/// The entries of a directory, up to one more than is ever listed.
-fn names(directory: BorrowedFd<'_>) -> io::Result<Vec<OsString>> {
-    let mut names = Vec::new();
-    for entry in rustix::fs::Dir::read_from(directory)? {
-        let name = entry?.file_name().to_bytes().to_vec();
-        if name != b"." && name != b".." {
-            names.push(OsString::from_vec(name));
-        }
-        if names.len() > CHANGES_MAX {
-            break;
+/// Opens a directory the cell made.
+fn open_own(layer: &OwnedFd, name: &OsStr) -> io::Result<OwnedFd> {
+    let stat = rustix::fs::statat(layer, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    readable(layer, name, &stat)?;
+    Ok(rustix::fs::openat(layer, name, DIRECTORY, Mode::empty())?)
+}
+
+/// Opens a file or directory the cell made. The cell's user is ours here: it may take its own read permission away,
+/// and we give it back.
+fn readable(layer: &OwnedFd, name: &OsStr, stat: &Stat) -> io::Result<File> {
+    match readable_as_it_is(layer, name) {
+        Some(file) => Ok(file),
+        None => {
+            let mode = Mode::from_raw_mode(stat.st_mode & 0o777 | 0o700);
+            rustix::fs::chmodat(layer, name, mode, AtFlags::empty())?;
+            readable_as_it_is(layer, name).ok_or_else(|| io::Error::other("it cannot be opened"))
         }
     }
-    Ok(names)
+}
+
+fn readable_as_it_is(layer: &OwnedFd, name: &OsStr) -> Option<File> {
+    use rustix::fs::OFlags;
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    rustix::fs::openat(layer, name, flags, Mode::empty()).ok().map(File::from)
+}
+
+/// The extended attributes of a file, but for the overlay's own.
+fn extended(file: &File) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let mut list = vec![0u8; 64 << 10];
+    let Ok(n) = rustix::fs::flistxattr(file, &mut list) else { return Vec::new() };
+    let names = list[..n].split(|byte| *byte == 0).filter(|name| !name.is_empty());
+    let ours = |name: &&[u8]| name.starts_with(b"trusted.overlay.") || name.starts_with(b"user.overlay.");
+    let mut value = vec![0u8; 64 << 10];
+    names
+        .filter(|name| !ours(name))
+        .map(|name| {
+            let n = rustix::fs::fgetxattr(file, name, &mut value).unwrap_or(0);
+            (name.to_vec(), value[..n].to_vec())
+        })
+        .collect()
 }
 
 /// The overlay's mark for "not there any more".

@@ -16,6 +16,7 @@
 
 pub mod cgroup;
 pub mod changes;
+pub mod control;
 pub mod doctor;
 pub mod host;
 mod landlock;
@@ -26,6 +27,7 @@ pub mod plan;
 pub mod report;
 pub mod run;
 pub mod seccomp;
+pub mod tree;
 pub mod view;
 pub mod wall;
 mod watch;

@@ -16,8 +16,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use hotcell_base::text::shown;
+use rustix::fs::FileType;
 use serde::Serialize;
 
+use crate::control::{self, Control, Found};
 use crate::host::Host;
 use crate::launch;
 use crate::limits::{LimitTooSmall, Limits};
@@ -79,6 +81,19 @@ pub struct MountRequest {
     pub target: PathBuf,
     /// Whether the cell may change it.
     pub writable: bool,
+}
+
+/// A tree the cell may write, and its control files, which it may not.
+#[derive(Clone, Debug)]
+pub(crate) struct GuardedTree {
+    pub(crate) source: PathBuf,
+    pub(crate) target: PathBuf,
+    pub(crate) owner: Owner,
+    pub(crate) control: Control,
+    /// Made read-only.
+    pub(crate) existing: Vec<(Found, FileId)>,
+    /// Not there: whatever is written under these names lands in scratch. Relative, and whether a directory.
+    pub(crate) decoys: Vec<(PathBuf, bool)>,
 }
 
 /// Who the command is, outside.
@@ -169,6 +184,7 @@ pub struct Builder {
     allow_missing: BTreeSet<Wall>,
     omit: BTreeSet<Wall>,
     hidden: Vec<PathBuf>,
+    allow_control: Vec<PathBuf>,
 }
 
 /// One isolated execution environment.
@@ -249,6 +265,12 @@ impl Builder {
         self
     }
 
+    /// Lets the cell change a control file such as `.git`: relative to the workspace, or a full path inside.
+    pub fn allow_control(mut self, path: impl Into<PathBuf>) -> Builder {
+        self.allow_control.push(path.into());
+        self
+    }
+
     /// Leaves a wall out on purpose: the control of a test that must fail without it. The report
     /// says that it was missing.
     pub fn omit(mut self, wall: Wall) -> Builder {
@@ -293,6 +315,7 @@ impl Builder {
         let home = home(host);
         let identity = if host.privileged { Identity::Fresh } else { Identity::Own { uid: host.uid, gid: host.gid } };
         let walls = self.walls(host, !writable.is_empty())?;
+        let guarded = self.guarded(workspace.as_ref(), &mounts)?;
         let grants: Vec<(Grant, Option<FileId>)> =
             needs.grants.into_iter().map(|grant| (grant.clone(), grant.identity())).collect();
         let entries = view::view(&view::Parts {
@@ -302,6 +325,7 @@ impl Builder {
             workspace: workspace.as_ref(),
             mounts: &mounts,
             hidden: &self.hidden,
+            guarded: &guarded,
             passwd: passwd(host, identity, &home),
             group: group(host, identity),
         });
@@ -314,6 +338,7 @@ impl Builder {
             identity,
             view: entries,
             workspace,
+            guarded,
             writable,
             limits: self.limits.clone(),
             walls,
@@ -408,6 +433,51 @@ impl Builder {
             return Err(problem("is not a directory of the workspace"));
         }
         Ok(cwd)
+    }
+
+    /// Finds the control files of every tree the cell may write.
+    fn guarded(&self, workspace: Option<&Workspace>, mounts: &[Mount]) -> Result<Vec<GuardedTree>, PlanError> {
+        let role = "the control file";
+        let workspace = workspace.filter(|workspace| matches!(workspace.mode, Mode::Cow | Mode::Rw));
+        let root = workspace.map(|workspace| (&workspace.path, &workspace.path, workspace.owner, workspace.mode));
+        let mounted = mounts.iter().filter(|mount| mount.writable && mount.directory);
+        let mounted = mounted.map(|mount| (&mount.source, &mount.target, mount.owner, Mode::Rw));
+        let trees: Vec<_> = root.into_iter().chain(mounted).collect();
+        for path in &self.allow_control {
+            let is_there = trees.iter().any(|(_, target, ..)| path.is_relative() || path.starts_with(target));
+            if !is_there || !control::is_control(path) {
+                let problem = "is no control file of a workspace or mount that can be written";
+                return Err(PlanError::Path { role, path: path.clone(), problem });
+            }
+        }
+        let mut guarded = Vec::new();
+        for (source, target, owner, mode) in trees {
+            let control = Control::new(target, &self.allow_control);
+            let unreadable = |error| PlanError::Unreadable { role, path: source.clone(), source: error };
+            let mut existing = Vec::new();
+            for found in control.find(source).map_err(unreadable)? {
+                let path = source.join(&found.path);
+                if found.kind == FileType::Symlink {
+                    if mode == Mode::Rw {
+                        let problem = "is a symbolic link, which cannot be made read-only; name it with --allow-control, or use --mode cow";
+                        return Err(PlanError::Path { role, path, problem });
+                    }
+                    continue;
+                }
+                let file = fs::symlink_metadata(&path).map_err(unreadable)?;
+                existing.push((found, (file.dev(), file.ino())));
+            }
+            let decoys = if mode == Mode::Rw { control.absent(source) } else { Vec::new() };
+            guarded.push(GuardedTree {
+                source: source.clone(),
+                target: target.clone(),
+                owner,
+                control,
+                existing,
+                decoys,
+            });
+        }
+        Ok(guarded)
     }
 
     fn walls(&self, host: &Host, writes_in_place: bool) -> Result<BTreeMap<Wall, Standing>, PlanError> {
@@ -538,6 +608,7 @@ pub struct Plan {
     pub(crate) identity: Identity,
     pub(crate) view: Vec<Entry>,
     pub(crate) workspace: Option<Workspace>,
+    pub(crate) guarded: Vec<GuardedTree>,
     /// Directories and files of the host that the cell writes in place.
     pub(crate) writable: Vec<PathBuf>,
     pub(crate) limits: Limits,

@@ -1,6 +1,7 @@
 //! Reports: what happened, measured outside the cell.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use hotcell_base::Outcome;
@@ -45,8 +46,19 @@ pub struct Report {
     pub isolation: Isolation,
     /// What a copy-on-write workspace would change.
     pub changes: Option<Changes>,
+    /// Control files the command made, or tried to.
+    pub control: Vec<ControlAttempt>,
     /// Where the time went.
     pub timings: Timings,
+}
+
+/// A control file the command made, or tried to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ControlAttempt {
+    /// Inside.
+    pub path: PathBuf,
+    /// Whether it was kept away from the host.
+    pub blocked: bool,
 }
 
 /// The walls of a finished run.

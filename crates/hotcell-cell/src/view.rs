@@ -8,10 +8,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use hotcell_base::text::shown;
+use rustix::fs::FileType;
 
 use crate::host::{Host, PathKind};
 use crate::needs::Grant;
-use crate::plan::{Mode, Mount, Workspace};
+use crate::plan::{GuardedTree, Mode, Mount, Workspace};
 
 /// One thing that exists inside a cell.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -73,6 +74,28 @@ pub enum Entry {
         owner: Owner,
         /// What it must still be when it is mounted.
         identity: FileId,
+    },
+    /// A control file of the workspace or of a mount, which stays as it is.
+    Guard {
+        /// Outside.
+        source: PathBuf,
+        /// Inside.
+        target: PathBuf,
+        /// Whether it is a directory.
+        directory: bool,
+        /// Whose the tree is.
+        owner: Owner,
+        /// What it must still be when it is mounted.
+        identity: FileId,
+    },
+    /// A control file that does not exist: what is written there lands in scratch.
+    Decoy {
+        /// Its number.
+        number: usize,
+        /// Where.
+        target: PathBuf,
+        /// Whether it is a directory.
+        directory: bool,
     },
     /// The processes of this cell.
     Proc,
@@ -141,6 +164,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) workspace: Option<&'a Workspace>,
     pub(crate) mounts: &'a [Mount],
     pub(crate) hidden: &'a [PathBuf],
+    pub(crate) guarded: &'a [GuardedTree],
     pub(crate) passwd: String,
     pub(crate) group: String,
 }
@@ -231,6 +255,7 @@ pub(crate) fn view(parts: &Parts<'_>) -> Vec<Entry> {
         let (owner, identity) = (Some(mount.owner), Some(mount.identity));
         view.bind(&mount.source, &mount.target, Bind { directory, writable, owner, identity });
     }
+    view.guard(parts.guarded);
     let granted = parts.grants.iter().filter_map(|(grant, _)| match grant {
         Grant::Tree(path) => Some((path, path)),
         _ => None,
@@ -308,6 +333,26 @@ impl View<'_> {
         self.entries.push(Entry::Scratch { name, target: target.as_ref().to_owned(), mode });
     }
 
+    /// Covers control files. The places are there: no directory is made on the way.
+    fn guard(&mut self, trees: &[GuardedTree]) {
+        let mut number = 0;
+        for tree in trees {
+            for (found, identity) in &tree.existing {
+                self.entries.push(Entry::Guard {
+                    source: tree.source.join(&found.path),
+                    target: tree.target.join(&found.path),
+                    directory: found.kind == FileType::Directory,
+                    owner: tree.owner,
+                    identity: *identity,
+                });
+            }
+            for (path, directory) in &tree.decoys {
+                self.entries.push(Entry::Decoy { number, target: tree.target.join(path), directory: *directory });
+                number += 1;
+            }
+        }
+    }
+
     fn bind(&mut self, source: &Path, target: &Path, bind: Bind) {
         let Bind { directory, writable, owner, identity } = bind;
         if directory {
@@ -347,6 +392,8 @@ impl fmt::Display for Entry {
             }
             Entry::Scratch { target, .. } => write!(f, "scratch  {}", show(target)),
             Entry::Overlay { target, .. } => write!(f, "cow      {}", show(target)),
+            Entry::Guard { target, .. } => write!(f, "guarded  {}", show(target)),
+            Entry::Decoy { target, .. } => write!(f, "decoy    {}", show(target)),
             Entry::Proc => write!(f, "proc     /proc"),
             Entry::Mask { path, .. } => write!(f, "masked   {}", show(path)),
             Entry::ReadOnly { path } => write!(f, "ro       {}", show(path)),

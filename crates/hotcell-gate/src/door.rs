@@ -4,14 +4,16 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use hotcell_base::text::shown;
 use hotcell_base::{Outcome, RunId};
-use hotcell_cell::run::Spawned;
+use hotcell_cell::changes::{Changes, Layer};
+use hotcell_cell::run::{Spawned, Traces};
 use hotcell_cell::{Observer, Plan, RemoteEnd, Report, RunError, Stdin, Stream};
 use jiff::Timestamp;
 
+use crate::diff;
 use crate::home::Home;
 use crate::live::{LiveCell, ProcessName};
 use crate::record::{Record, RecordError, Runs, WorkspaceRecord, replace};
@@ -85,11 +87,14 @@ impl Gate {
             supervisor: ProcessName::own(),
             init_pid: None,
             cgroups: Vec::new(),
+            placeholders: Vec::new(),
         };
         live.write(&self.home)?;
-        let mut recorder = Recorder::new(&self.home, &mut live, &record.artifacts, viewer)?;
+        let workspace = plan.workspace().map(|workspace| workspace.path.as_path());
+        let mut recorder = Recorder::new(&self.home, &mut live, &record.artifacts, workspace, viewer)?;
         let cgroup = format!("hotcell-{}", record.run_id);
         let ran = plan.run_with(&cgroup, request.stdin, &mut recorder, remote);
+        drop(recorder);
         record.ended_at = Some(Timestamp::now());
         let result = match ran {
             Ok(report) => {
@@ -104,7 +109,6 @@ impl Gate {
         };
         replace(&record.artifacts.join("exit_code.txt"), record.exit_status().to_string().as_bytes())?;
         self.runs.write(&record)?;
-        drop(recorder);
         // A group the kernel would not let go of yet is the next sweep's; so is its name.
         if live.cgroups.iter().any(|path| path.exists()) {
             cell.keep();
@@ -160,13 +164,8 @@ impl Gate {
     fn new_directory(&self, now: Timestamp) -> Result<(RunId, PathBuf), RecordError> {
         let second = now.strftime("%Y%m%d-%H%M%S").to_string();
         loop {
-            let mut random = [0u8; 8];
-            let taken = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
-            let id = RunId::new(&second, u64::from_ne_bytes(random));
+            let id = RunId::new(&second, random());
             let path = self.runs.directory(&id);
-            if let Err(errno) = taken {
-                return Err(RecordError::Write { path, source: errno.into() });
-            }
             match fs::DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => return Ok((id, path)),
                 // Another run of this second drew the same letters: draw again.
@@ -175,6 +174,15 @@ impl Gate {
             }
         }
     }
+}
+
+/// Random bits for a name.
+pub(crate) fn random() -> u64 {
+    let mut random = [0u8; 8];
+    let taken = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
+    // The kernel gives eight bytes at once or is older than any that can run a cell.
+    assert_eq!(taken, Ok(random.len()), "the kernel has random bits");
+    u64::from_ne_bytes(random)
 }
 
 /// Forgets a living cell when its run is over, however it ends.
@@ -200,6 +208,8 @@ impl Drop for Live<'_> {
 struct Recorder<'a> {
     home: &'a Home,
     live: &'a mut LiveCell,
+    artifacts: &'a Path,
+    workspace: Option<&'a Path>,
     stdout: File,
     stderr: File,
     viewer: &'a mut dyn Viewer,
@@ -209,20 +219,23 @@ impl<'a> Recorder<'a> {
     fn new(
         home: &'a Home,
         live: &'a mut LiveCell,
-        artifacts: &std::path::Path,
+        artifacts: &'a Path,
+        workspace: Option<&'a Path>,
         viewer: &'a mut dyn Viewer,
     ) -> Result<Recorder<'a>, RecordError> {
         let log = |name: &str| {
             let path = artifacts.join(name);
             File::create(&path).map_err(|source| RecordError::Write { path, source })
         };
-        Ok(Recorder { home, live, stdout: log("stdout.log")?, stderr: log("stderr.log")?, viewer })
+        let (stdout, stderr) = (log("stdout.log")?, log("stderr.log")?);
+        Ok(Recorder { home, live, artifacts, workspace, stdout, stderr, viewer })
     }
 }
 
 impl Observer for Recorder<'_> {
-    fn preparing(&mut self, cgroups: &[PathBuf]) -> io::Result<()> {
-        self.live.cgroups = cgroups.to_vec();
+    fn preparing(&mut self, traces: &Traces<'_>) -> io::Result<()> {
+        self.live.cgroups = traces.cgroups.to_vec();
+        self.live.placeholders = traces.placeholders.iter().map(|path| path.as_path().into()).collect();
         self.live.write(self.home).map_err(io::Error::other)
     }
 
@@ -243,6 +256,13 @@ impl Observer for Recorder<'_> {
         }
         self.viewer.output(stream, bytes);
         Ok(())
+    }
+
+    fn changed(&mut self, changes: &Changes, layer: &Layer) -> io::Result<()> {
+        match self.workspace {
+            Some(workspace) => diff::keep(self.artifacts, &self.live.run_id, workspace, changes, layer),
+            None => Ok(()),
+        }
     }
 
     fn ready(&mut self) -> bool {

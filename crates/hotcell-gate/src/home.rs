@@ -87,7 +87,7 @@ impl Home {
             return Err(HomeError::NotPrivate { path, mode: home.mode() & 0o7777 });
         }
         let home = Home { path };
-        for part in [home.runs(), home.cells()] {
+        for part in [home.runs(), home.cells(), home.rollback(), home.rollback().join("unfinished")] {
             make(&part)?;
             // A link here would have records written wherever somebody chose.
             let is_own = fs::symlink_metadata(&part).is_ok_and(|part| part.is_dir() && part.uid() == us);
@@ -106,6 +106,11 @@ impl Home {
     /// Records and artifacts of runs.
     pub fn runs(&self) -> PathBuf {
         self.path.join("runs")
+    }
+
+    /// Rollback packs.
+    pub fn rollback(&self) -> PathBuf {
+        self.path.join("rollback")
     }
 
     /// Cells that are alive now, for whoever comes after a crash.

@@ -7,11 +7,18 @@
 //! Nothing is started before its record exists, and a record that cannot be written stops the run.
 //! There is no second way to start a process.
 
+mod blobs;
+pub mod diff;
 pub mod door;
 pub mod home;
 pub mod live;
+pub mod pack;
 pub mod record;
+mod transition;
 
+pub use diff::{Diff, DiffError};
 pub use door::{Gate, GateError, Request, Viewer};
 pub use home::{Home, HomeError};
+pub use pack::{PackError, Packs, Selection};
 pub use record::{Record, RecordError, Runs};
+pub use transition::Conflict;

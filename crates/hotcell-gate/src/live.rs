@@ -6,7 +6,8 @@
 use std::fs;
 use std::path::PathBuf;
 
-use hotcell_base::{Outcome, RunId};
+use hotcell_base::{ExactPath, Outcome, RunId};
+use hotcell_cell::run::placeholders;
 use serde::{Deserialize, Serialize};
 
 use crate::home::Home;
@@ -61,6 +62,9 @@ pub struct LiveCell {
     pub init_pid: Option<i32>,
     /// Its cgroup directories.
     pub cgroups: Vec<PathBuf>,
+    /// Places for decoys of control files in directories it writes.
+    #[serde(default)]
+    pub placeholders: Vec<ExactPath>,
 }
 
 impl LiveCell {
@@ -101,6 +105,11 @@ pub fn sweep(home: &Home) -> Vec<RunId> {
         let removable: Vec<PathBuf> = cell.cgroups.iter().filter(|path| is_ours(path)).cloned().collect();
         if hotcell_cell::cgroup::remove_all(&removable).is_err() {
             // Still busy or not ours to remove: the file stays, and so does the task.
+            continue;
+        }
+        let places: Vec<PathBuf> = cell.placeholders.iter().map(|path| path.0.clone()).collect();
+        if !placeholders::remove(&places).is_empty() {
+            // Another cell stands on them.
             continue;
         }
         if let Ok(mut record) = runs.read(&cell.run_id)

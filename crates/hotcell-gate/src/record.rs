@@ -97,6 +97,18 @@ pub struct WorkspaceRecord {
     pub changed: Vec<ChangeRecord>,
     /// Whether more changed than is listed.
     pub changed_truncated: bool,
+    /// Control files the command made, or tried to.
+    #[serde(default)]
+    pub control_attempts: Vec<ControlRecord>,
+}
+
+/// A control file the command made, or tried to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ControlRecord {
+    /// Inside; bytes that are no text are shown as escapes.
+    pub path: String,
+    /// Whether it was kept away from the host.
+    pub blocked: bool,
 }
 
 /// One difference of the workspace.
@@ -160,6 +172,10 @@ impl Record {
         let changes = report.changes.clone().unwrap_or_default();
         self.workspace.changed = changes.list.iter().map(ChangeRecord::of).collect();
         self.workspace.changed_truncated = changes.truncated;
+        let attempts = report.control.iter();
+        self.workspace.control_attempts = attempts
+            .map(|attempt| ControlRecord { path: shown(attempt.path.as_os_str().as_bytes()), blocked: attempt.blocked })
+            .collect();
     }
 
     /// Walls that were not proven, by name.
@@ -177,6 +193,7 @@ impl WorkspaceRecord {
             mode: word(workspace.map_or(Mode::None, |workspace| workspace.mode)),
             changed: Vec::new(),
             changed_truncated: false,
+            control_attempts: Vec::new(),
         }
     }
 }
@@ -315,9 +332,24 @@ impl Runs {
 
 /// Replaces a file in one step.
 pub(crate) fn replace(path: &Path, contents: &[u8]) -> Result<(), RecordError> {
-    let failed = |source| RecordError::Write { path: path.to_owned(), source };
+    write_beside(path, contents, false).map_err(|source| RecordError::Write { path: path.to_owned(), source })
+}
+
+/// Replaces a file in one step that a power cut does not take back.
+pub(crate) fn replace_durably(path: &Path, contents: &[u8]) -> Result<(), RecordError> {
+    write_beside(path, contents, true).map_err(|source| RecordError::Write { path: path.to_owned(), source })
+}
+
+fn write_beside(path: &Path, contents: &[u8], durably: bool) -> io::Result<()> {
     let draft = path.with_extension("tmp");
-    let mut file = fs::File::create(&draft).map_err(failed)?;
-    file.write_all(contents).map_err(failed)?;
-    fs::rename(&draft, path).map_err(failed)
+    let mut file = fs::File::create(&draft)?;
+    file.write_all(contents)?;
+    if durably {
+        file.sync_all()?;
+    }
+    fs::rename(&draft, path)?;
+    match path.parent() {
+        Some(directory) if durably => fs::File::open(directory)?.sync_all(),
+        _ => Ok(()),
+    }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
-use hotcell_base::{Bytes, Cpus, units};
+use hotcell_base::{Bytes, Cpus, Glob, units};
 use hotcell_cell::{Limits, Mode, Wall};
 
 /// Runs code that nobody trusts yet, behind walls that are proven to stand.
@@ -33,6 +33,12 @@ pub(crate) enum Command {
     Rm(RmArgs),
     /// End a run
     Stop(StopArgs),
+    /// Show what a copy-on-write run would change
+    Diff(DiffArgs),
+    /// Make a run's changes to the workspace itself, with a way back
+    Apply(ApplyArgs),
+    /// Take applied changes back, exactly
+    Undo(UndoArgs),
     /// Find out what this machine can do for this user, by trying it
     Doctor(DoctorArgs),
     /// Try one escape and say how it went, as JSON (used by the tests)
@@ -78,6 +84,9 @@ pub(crate) struct RunArgs {
     /// Show a further path of the host inside: writable, or read-only with :ro
     #[arg(long, value_name = "SRC:DST[:ro]", help_heading = "Files", value_parser = clap::value_parser!(OsString))]
     pub(crate) mount: Vec<OsString>,
+    /// Let the command change this control file, such as .git, which is read-only otherwise
+    #[arg(long, value_name = "PATH", help_heading = "Files")]
+    pub(crate) allow_control: Vec<PathBuf>,
     /// Directory the command starts in [default: the workspace, else an empty one]
     #[arg(long = "directory", short = 'C', value_name = "DIR", help_heading = "Files")]
     pub(crate) directory: Option<PathBuf>,
@@ -220,6 +229,52 @@ pub(crate) struct RmArgs {
 pub(crate) struct StopArgs {
     /// Id, unique part of an id, or name
     pub(crate) run: String,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct DiffArgs {
+    /// Id, unique part of an id, or name
+    pub(crate) run: String,
+    /// Only the number of lines, by file
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) stat: bool,
+    /// Print every difference as JSON, with digests and modes
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Only paths that match: `src`, `*.rs`, `**/test_*`
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) only: Vec<Glob>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ApplyArgs {
+    /// Id, unique part of an id, or name
+    pub(crate) run: String,
+    /// Only paths that match: `src`, `*.rs`, `**/test_*`
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) only: Vec<Glob>,
+    /// No paths that match
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) except: Vec<Glob>,
+    /// Also this control file, such as .git
+    #[arg(long, value_name = "PATH")]
+    pub(crate) allow_control: Vec<PathBuf>,
+    /// Print the rollback pack as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct UndoArgs {
+    /// What `apply` printed, or the run it came from
+    #[arg(value_name = "ID", required_unless_present = "list")]
+    pub(crate) id: Option<String>,
+    /// List what was applied, newest first
+    #[arg(long, conflicts_with = "id")]
+    pub(crate) list: bool,
+    /// Print the rollback pack as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Args, Debug)]

@@ -5,7 +5,7 @@ use std::error::Error;
 use hotcell_base::Outcome;
 use hotcell_cell::needs::CommandError;
 use hotcell_cell::{HostError, PlanError, RunError, Wall};
-use hotcell_gate::{GateError, HomeError, RecordError};
+use hotcell_gate::{DiffError, GateError, HomeError, PackError, RecordError};
 
 /// Anything that ends a command of ours.
 #[derive(Debug)]
@@ -15,6 +15,8 @@ pub(crate) enum Failure {
     Plan(PlanError),
     Gate(Box<GateError>),
     Record(RecordError),
+    Diff(DiffError),
+    Pack(PackError),
     /// A wrong use that the parser could not see.
     Usage {
         message: String,
@@ -49,10 +51,15 @@ impl Failure {
             Failure::Plan(error) => (error.to_string(), error.source()),
             Failure::Gate(error) => (error.to_string(), error.source()),
             Failure::Record(error) => (error.to_string(), error.source()),
+            Failure::Diff(error) => (error.to_string(), error.source()),
+            Failure::Pack(error) => (error.to_string(), error.source()),
             Failure::Usage { message, .. } | Failure::Refused { message, .. } => (message.clone(), None),
             Failure::Io { message, source, .. } => (message.clone(), Some(source)),
         };
         let mut chain = vec![message];
+        if let Failure::Pack(error) = self {
+            chain.extend(in_the_way(error));
+        }
         while let Some(error) = source {
             let text = error.to_string();
             if chain.last() != Some(&text) {
@@ -81,6 +88,12 @@ impl Failure {
                 }
                 GateError::Run { source, .. } => return run_hint(source),
             },
+            Failure::Diff(DiffError::Record(RecordError::NotFound(_))) => "list the runs: hotcell ls".to_owned(),
+            Failure::Diff(DiffError::NoCopy { .. }) => {
+                "run it on a copy: hotcell run -w DIR --mode cow -- COMMAND".to_owned()
+            }
+            Failure::Diff(_) => "see how it ended: hotcell show RUN".to_owned(),
+            Failure::Pack(error) => pack_hint(error),
             Failure::Record(RecordError::NotFound(_)) => "list the runs: hotcell ls".to_owned(),
             Failure::Record(RecordError::Ambiguous { .. }) => "give more of the id: hotcell ls".to_owned(),
             Failure::Record(RecordError::Damaged { path, .. }) => format!("look at it: less '{}'", path.display()),
@@ -101,6 +114,16 @@ impl Failure {
             (During::Run, _) => 125,
             (During::Other, Failure::Usage { .. }) => 2,
             (During::Other, Failure::Refused { .. }) => 3,
+            (
+                During::Other,
+                Failure::Pack(
+                    PackError::Truncated(_)
+                    | PackError::Control(_)
+                    | PackError::Conflicts { .. }
+                    | PackError::Busy(_)
+                    | PackError::NotApplied { .. },
+                ),
+            ) => 3,
             (During::Other, Failure::Host(_)) => 4,
             (During::Other, _) => 1,
         }
@@ -112,6 +135,46 @@ impl Failure {
             Failure::Plan(error) => outcome(error),
             _ => Outcome::PlatformError,
         }
+    }
+}
+
+/// The paths that stood in the way, as many as a person reads.
+fn in_the_way(error: &PackError) -> Vec<String> {
+    const SHOWN_MAX: usize = 10;
+    let lines: Vec<String> = match error {
+        PackError::Control(paths) => paths.iter().map(|path| shown_path(path)).collect(),
+        PackError::Conflicts { conflicts, .. } => {
+            conflicts.iter().map(|conflict| format!("{} {}", shown_path(&conflict.path), conflict.why)).collect()
+        }
+        _ => Vec::new(),
+    };
+    let more = lines.len().saturating_sub(SHOWN_MAX);
+    let rest = (more > 0).then(|| format!("and {more} more"));
+    lines.into_iter().take(SHOWN_MAX).chain(rest).collect()
+}
+
+fn shown_path(path: &std::path::Path) -> String {
+    hotcell_base::text::shown(path.as_os_str().as_encoded_bytes())
+}
+
+fn pack_hint(error: &PackError) -> String {
+    match error {
+        PackError::Truncated(_) => "run it again in a smaller part of the tree: hotcell run -w DIR …".to_owned(),
+        PackError::Control(paths) => {
+            let first = paths.first().map_or_else(String::new, |path| shown_path(path));
+            format!(
+                "leave them out: hotcell apply RUN --except '{first}'; or, having read them: --allow-control '{first}'"
+            )
+        }
+        PackError::Conflicts { .. } => "look at what moved, then run again on the tree as it is now".to_owned(),
+        PackError::Busy(_) => "try again when it is over: hotcell ls".to_owned(),
+        PackError::NotFound(_) => "the id is what hotcell apply printed; or give the run: hotcell ls".to_owned(),
+        PackError::NotApplied { .. } => "see all of them: hotcell undo --list".to_owned(),
+        PackError::Tree { .. } => "see what is there: ls -ld on that path".to_owned(),
+        PackError::Failed(_) | PackError::Record(_) => {
+            "look at the space and the rights there: df -h and ls -ld on that path".to_owned()
+        }
+        PackError::Halfway { .. } => "mend what the cause names, then: hotcell gc --yes".to_owned(),
     }
 }
 
@@ -179,5 +242,7 @@ from! {
     HomeError => Failure::Home,
     PlanError => Failure::Plan,
     RecordError => Failure::Record,
+    DiffError => Failure::Diff,
+    PackError => Failure::Pack,
     GateError => |error| Failure::Gate(Box::new(error)),
 }

@@ -68,9 +68,7 @@ fn try_run(args: &RunArgs, home: Option<PathBuf>) -> Result<u8, Failure> {
     plan(args, &host, &home_path)?;
     let home = Home::open(&home_path)?;
     let plan = plan(args, &host, home.path())?;
-    for run in hotcell_gate::live::sweep(&home) {
-        screen::note(&format!("hotcell: {run} was cut short by a crash; its outcome is unknown"));
-    }
+    crate::clear_up(&home);
     let (remote, remote_end) = remote().map_err(|source| Failure::Io {
         message: "cannot make a pipe".to_owned(),
         hint: Some("see how many files are open: ulimit -n".to_owned()),
@@ -119,6 +117,7 @@ fn plan(args: &RunArgs, host: &Host, home: &std::path::Path) -> Result<Plan, Fai
     if let Some(directory) = &args.directory {
         builder = builder.current_dir(directory);
     }
+    builder = args.allow_control.iter().fold(builder, |builder, path| builder.allow_control(path));
     for mount in &args.mount {
         builder = builder.mount(mount_request(mount)?);
     }
@@ -261,6 +260,13 @@ pub(crate) fn ending(record: &Record) -> String {
         text.push_str(&format!(
             "\n         {n}{more} changed in the workspace's copy; the host's files are as they were"
         ));
+        if n > 0 {
+            text.push_str(&format!("\n         look: hotcell diff {0}   keep: hotcell apply {0}", record.run_id));
+        }
+    }
+    for attempt in &workspace.control_attempts {
+        let what = if attempt.blocked { "kept away from the host" } else { "it is there now: look before you use it" };
+        text.push_str(&format!("\n         control file {}: {what}", attempt.path));
     }
     let weak = record.weak_walls();
     if !weak.is_empty() {

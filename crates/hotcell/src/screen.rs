@@ -2,13 +2,18 @@
 
 use std::io::{self, Write};
 
-/// Writes data to stdout; says whether it arrived.
+/// Writes text to stdout; says whether it arrived.
 pub(crate) fn data(text: &str) -> io::Result<()> {
+    bytes(text.as_bytes())
+}
+
+/// Writes bytes to stdout; says whether they arrived.
+pub(crate) fn bytes(bytes: &[u8]) -> io::Result<()> {
     if hotcell_sys::facts::stdout_was_closed() {
         return Err(rustix::io::Errno::BADF.into());
     }
     let mut stdout = io::stdout().lock();
-    stdout.write_all(text.as_bytes())?;
+    stdout.write_all(bytes)?;
     stdout.flush()
 }
 

@@ -30,7 +30,7 @@ mod namespaces;
 mod privilege;
 mod root;
 
-pub(crate) use root::{PAGE, SCRATCH_INODES};
+pub(crate) use root::{DECOYS, PAGE, scratch_inodes};
 
 /// How much longer than its limit a cell may live before its spawner ends it: room for slow walls and
 /// for the supervisor, whose task it is.
@@ -71,7 +71,9 @@ pub(crate) fn owners(plan: &Plan) -> Vec<Owner> {
     if plan.identity == Identity::Fresh && plan.asks_for(Wall::Root) && plan.asks_for(Wall::Id) {
         for entry in &plan.view {
             let owner = match entry {
-                Entry::Bind { owner: Some(owner), .. } | Entry::Overlay { owner, .. } => *owner,
+                Entry::Bind { owner: Some(owner), .. } | Entry::Overlay { owner, .. } | Entry::Guard { owner, .. } => {
+                    *owner
+                }
                 _ => continue,
             };
             if !owners.contains(&owner) {

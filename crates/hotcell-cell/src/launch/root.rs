@@ -12,7 +12,7 @@ use libc::{EEXIST, ENOENT, ENOTDIR, EPERM, EROFS};
 
 use super::{AT_FDCWD, Label, N_STREAMS, Writer};
 use crate::limits::Limits;
-use crate::plan::{ID_MARK, Identity, Mode};
+use crate::plan::{ID_MARK, Identity, Mode, Plan};
 use crate::view::{Entry, FENCE};
 use crate::wall::Wall;
 
@@ -39,9 +39,14 @@ fn scratch_blocks(limits: &Limits) -> u64 {
     limits.disk.0.div_ceil(PAGE) + 1
 }
 
-/// Directories of ours on the scratch filesystem: its root, tmp, var-tmp, shm, home, cwd, upper, work
-/// and what the overlay makes in it.
-pub(crate) const SCRATCH_INODES: u64 = 16;
+/// Where decoys are on the scratch filesystem, each under its number.
+pub(crate) const DECOYS: &str = "decoys";
+
+/// Files of ours on the scratch filesystem: its root, tmp, var-tmp, shm, home, cwd, upper, work, what the overlay
+/// makes in it, and decoys.
+pub(crate) fn scratch_inodes(plan: &Plan) -> u64 {
+    16 + plan.view.iter().filter(|entry| matches!(entry, Entry::Decoy { .. })).count() as u64
+}
 
 impl Writer<'_> {
     pub(super) fn mounts(&mut self) {
@@ -111,6 +116,9 @@ impl Writer<'_> {
                     (source, target, *writable, *device, *owner, *directory)
                 }
                 Entry::Overlay { source, target, owner, .. } => (source, target, false, false, Some(*owner), true),
+                Entry::Guard { source, target, owner, directory, .. } => {
+                    (source, target, false, false, Some(*owner), *directory)
+                }
                 _ => continue,
             };
             let at = self.text(source.as_os_str().as_bytes());
@@ -121,7 +129,10 @@ impl Writer<'_> {
                 libc::SYS_open_tree,
                 &[AT_FDCWD.into(), at.into(), flags.into()],
             );
-            if let Entry::Bind { identity: Some(identity), .. } | Entry::Overlay { identity, .. } = entry {
+            if let Entry::Bind { identity: Some(identity), .. }
+            | Entry::Overlay { identity, .. }
+            | Entry::Guard { identity, .. } = entry
+            {
                 self.same_file(fd, *identity, &name);
             }
             let namespace = owner.and_then(|owner| self.making.owners.iter().position(|one| *one == owner));
@@ -171,7 +182,7 @@ impl Writer<'_> {
         let limits = &self.plan.limits;
         // One block and one file more than allowed: whoever uses them has met the limit, and is seen.
         let options = if self.plan.asks_for(Wall::Disk) {
-            let (blocks, inodes) = (scratch_blocks(limits), limits.inodes() + SCRATCH_INODES + 1);
+            let (blocks, inodes) = (scratch_blocks(limits), limits.inodes() + scratch_inodes(self.plan) + 1);
             format!("mode=0711,size={},nr_inodes={inodes}", blocks * PAGE)
         } else {
             "mode=0711,size=0,nr_inodes=0".to_owned()
@@ -181,6 +192,9 @@ impl Writer<'_> {
             let permissions = self.plan.workspace.as_ref().map_or(0o755, |workspace| workspace.permissions);
             self.scratch_directory("upper", permissions | 0o700);
             self.scratch_directory("work", 0o700);
+        }
+        if self.plan.view.iter().any(|entry| matches!(entry, Entry::Decoy { .. })) {
+            self.scratch_directory(DECOYS, 0o711);
         }
     }
 
@@ -192,6 +206,25 @@ impl Writer<'_> {
         let mode = u64::from(mode);
         self.call(format!("chmod {path}"), libc::SYS_chmod, &[at.into(), mode.into()], Expect::Ok);
         path
+    }
+
+    fn scratch_file(&mut self, name: &str) -> String {
+        let path = format!("{SCRATCH}/{name}");
+        let at = self.text(&path);
+        let args = [at.into(), u64::from(libc::S_IFREG | 0o644).into(), 0.into()];
+        self.call(format!("make {path}"), libc::SYS_mknod, &args, Expect::Ok);
+        self.own(&path);
+        path
+    }
+
+    /// Shows a part of the scratch filesystem inside.
+    fn attach_scratch(&mut self, made: &str, target: &Path) {
+        let (path, name) = self.inside(target);
+        let from = self.text(made);
+        let flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC;
+        let args = [AT_FDCWD.into(), from.into(), flags.into()];
+        let fd = self.call_keep(format!("open the scratch of {name}"), libc::SYS_open_tree, &args);
+        self.attach(fd, &path, &name);
     }
 
     /// Gives a path of the new root to the cell's user.
@@ -250,12 +283,7 @@ impl Writer<'_> {
             Entry::Scratch { name, target, mode } => {
                 self.wall = Wall::Disk;
                 let made = self.scratch_directory(name, *mode);
-                let (path, name) = self.inside(target);
-                let from = self.text(&made);
-                let flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC;
-                let args = [AT_FDCWD.into(), from.into(), flags.into()];
-                let fd = self.call_keep(format!("open the scratch of {name}"), libc::SYS_open_tree, &args);
-                self.attach(fd, &path, &name);
+                self.attach_scratch(&made, target);
             }
             Entry::Overlay { target, .. } => {
                 let (path, name) = self.inside(target);
@@ -279,6 +307,17 @@ impl Writer<'_> {
                 );
                 self.unmount(LOWER);
                 self.call("remove the lower place", libc::SYS_rmdir, &[lower.into()], Expect::Ok);
+            }
+            Entry::Guard { target, .. } => {
+                let (path, name) = self.inside(target);
+                if let Some(source) = sources.get(target) {
+                    self.attach(*source, &path, &name);
+                }
+            }
+            Entry::Decoy { number, target, directory } => {
+                let made = format!("{DECOYS}/{number}");
+                let made = if *directory { self.scratch_directory(&made, 0o755) } else { self.scratch_file(&made) };
+                self.attach_scratch(&made, target);
             }
             // Mounted before everything else.
             Entry::Proc => {}

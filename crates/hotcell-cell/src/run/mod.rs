@@ -24,14 +24,18 @@ use hotcell_sys::wire;
 use rustix::event::{PollFd, PollFlags};
 
 use crate::cgroup::{Group, NoGroup};
+use crate::changes::{Changes, Layer};
 use crate::launch::{self, Label, Making};
 use crate::plan::{ID_FIRST, Identity, Plan};
 use crate::report::{Isolation, Report, Timings};
 use crate::wall::{Standing, Wall};
 
+mod aftermath;
+pub mod placeholders;
 mod streams;
 mod supervisor;
 
+use placeholders::Placeholders;
 use streams::{Input, Output, Pipes};
 use supervisor::{LiveCell, Supervisor};
 
@@ -90,8 +94,8 @@ pub enum Stream {
 
 /// Sees a run as it happens.
 pub trait Observer {
-    /// Nothing is made yet: these directories may be, and whoever finds them after a crash may remove them.
-    fn preparing(&mut self, _cgroups: &[std::path::PathBuf]) -> io::Result<()> {
+    /// Nothing is made yet: these may be, and whoever finds them after a crash may remove them.
+    fn preparing(&mut self, _traces: &Traces<'_>) -> io::Result<()> {
         Ok(())
     }
 
@@ -106,10 +110,24 @@ pub trait Observer {
     /// Output that is kept, as it comes. An error ends the run.
     fn output(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()>;
 
+    /// What a copy-on-write workspace would change, while the files can still be read. An error ends the run.
+    fn changed(&mut self, _changes: &Changes, _layer: &Layer) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Whether more can be taken now; while not, the command waits, and its limits go on.
     fn ready(&mut self) -> bool {
         true
     }
+}
+
+/// What a cell may leave on the host if everything of ours is killed at once.
+#[derive(Debug)]
+pub struct Traces<'a> {
+    /// Its cgroup directories, wherever they may come to be.
+    pub cgroups: &'a [std::path::PathBuf],
+    /// Places for decoys; see [`placeholders`].
+    pub placeholders: &'a [std::path::PathBuf],
 }
 
 /// A cell that just came to be.
@@ -212,13 +230,19 @@ impl Plan {
         remote: Option<&RemoteEnd>,
     ) -> Result<Report, RunError> {
         let begun = Instant::now();
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+        let since = (now.tv_sec, now.tv_nsec);
         // Declared first, so that it is dropped last: a group is removed when its processes are gone.
         let mut cell = Guard { group: None };
         let mut spawner = Spawner::start().map_err(platform("the cell's first process cannot be started"))?;
         let id = ID_FIRST + spawner.pid();
         let group_name = format!("{name}-{}", spawner.pid());
         let candidates = self.host.cgroups.candidates(&group_name);
-        observer.preparing(&candidates).map_err(platform("the cell cannot be recorded"))?;
+        let traces = Traces { cgroups: &candidates, placeholders: &self.placeholders() };
+        observer.preparing(&traces).map_err(platform("the cell cannot be recorded"))?;
+        // Dropped when the supervisor, and the cell with it, is gone: nothing is mounted on them any more.
+        let placeholders = Placeholders::make(self);
+        let _placeholders = placeholders.map_err(platform("places for decoys of control files cannot be made"))?;
         cell.group = self.cgroup(&group_name)?;
 
         let owners = launch::owners(self);
@@ -251,7 +275,7 @@ impl Plan {
 
         let Pipes { ours: [stdin_pipe, stdout, stderr], theirs } = pipes;
         drop(theirs);
-        let live = LiveCell { init, group: cell.group.as_ref(), proc, scratch };
+        let live = LiveCell { init, group: cell.group.as_ref(), proc, scratch, since };
         let outputs = [Output::new(Stream::Stdout, stdout), Output::new(Stream::Stderr, stderr)];
         let mut supervisor = Supervisor::new(
             self,
@@ -264,13 +288,18 @@ impl Plan {
         supervisor.supervise(observer, remote)?;
         let run = supervisor.elapsed();
         let collecting = Instant::now();
-        let (mut report, changes) = supervisor.collect(isolation)?;
-        report.changes = changes;
+        let mut report = supervisor.collect(isolation, observer)?;
         // The cell is gone; a directory the kernel keeps a moment longer is left to the next sweep.
         drop(cell);
         report.wall = run;
         report.timings = Timings { prepare, walls, run, collect: collecting.elapsed() };
         Ok(report)
+    }
+
+    /// Where a cell of this plan puts decoys.
+    fn placeholders(&self) -> Vec<std::path::PathBuf> {
+        let trees = self.guarded.iter();
+        trees.flat_map(|tree| tree.decoys.iter().map(|(path, _)| tree.source.join(path))).collect()
     }
 
     fn cgroup(&self, name: &str) -> Result<Option<Group>, RunError> {

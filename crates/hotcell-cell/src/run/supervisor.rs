@@ -11,17 +11,15 @@ use hotcell_base::Outcome;
 use hotcell_sys::program::Image;
 use hotcell_sys::spawner::{Event, Spawner, Usage, os_error};
 use rustix::event::{PollFd, PollFlags};
-use rustix::fs::OFlags;
 use rustix::process::Signal;
 use sha2::Digest;
 
 use super::streams::{CHUNK, Input, Output};
-use super::{GRACE, Observer, RemoteEnd, RunError, fault, out_of_turn, platform};
+use super::{GRACE, Observer, RemoteEnd, RunError, aftermath, fault, out_of_turn, platform};
 use crate::cgroup::{Group, Sample};
-use crate::changes::{self, Changes, Marks};
 use crate::launch::{self, Label};
 use crate::limits::{Limit, Limits};
-use crate::plan::{Identity, Mode, Plan};
+use crate::plan::Plan;
 use crate::report::{Isolation, Report, Timings};
 use crate::wall::Wall;
 use crate::watch::{self, DiskUse, Watch};
@@ -65,6 +63,8 @@ pub(super) struct LiveCell<'a> {
     pub(super) proc: Option<OwnedFd>,
     /// The scratch filesystem.
     pub(super) scratch: Option<OwnedFd>,
+    /// When the run began, in seconds and nanoseconds of the wall clock.
+    pub(super) since: (i64, i64),
 }
 
 impl<'a> Supervisor<'a> {
@@ -356,7 +356,7 @@ impl<'a> Supervisor<'a> {
         let Some(Ok(stat)) = self.cell.scratch.as_ref().map(rustix::fs::fstatvfs) else { return DiskUse::default() };
         DiskUse {
             bytes: stat.f_blocks.saturating_sub(stat.f_bfree) * stat.f_frsize,
-            n_files: stat.f_files.saturating_sub(stat.f_ffree).saturating_sub(launch::SCRATCH_INODES),
+            n_files: stat.f_files.saturating_sub(stat.f_ffree).saturating_sub(launch::scratch_inodes(self.plan)),
             n_hidden: 0,
         }
     }
@@ -373,7 +373,7 @@ impl<'a> Supervisor<'a> {
     }
 
     /// Reads the last numbers, reaps, and decides the outcome.
-    pub(super) fn collect(mut self, isolation: Isolation) -> Result<(Report, Option<Changes>), RunError> {
+    pub(super) fn collect(mut self, isolation: Isolation, observer: &mut dyn Observer) -> Result<Report, RunError> {
         let sample = self.cell.group.map(Group::sample);
         self.scan.next = Instant::now();
         let disk_exceeded = self.disk_exceeded();
@@ -382,7 +382,8 @@ impl<'a> Supervisor<'a> {
             Some(Event::Reaped(usage)) => usage,
             _ => return Err(out_of_turn()),
         };
-        let changes = self.changes()?;
+        let changes = aftermath::changes(self.plan, &self.cell, observer)?;
+        let control = aftermath::control_attempts(self.plan, &self.cell, changes.as_ref());
         let (outcome, limit) = self.outcome(sample.as_ref(), disk_exceeded);
         let detail = self.exec_error.as_ref().map(|error| format!("executing it failed: {error}"));
         let resident = u64::try_from(usage.resident_max_kib).unwrap_or(0) * 1024;
@@ -409,21 +410,11 @@ impl<'a> Supervisor<'a> {
             stdout: stdout.captured(),
             stderr: stderr.captured(),
             isolation,
-            changes: None,
+            changes,
+            control,
             timings: Timings::default(),
         };
-        Ok((report, changes))
-    }
-
-    fn changes(&self) -> Result<Option<Changes>, RunError> {
-        let workspace = self.plan.workspace.as_ref().filter(|workspace| workspace.mode == Mode::Cow);
-        let (Some(workspace), Some(scratch)) = (workspace, &self.cell.scratch) else { return Ok(None) };
-        let marks = if self.plan.identity == Identity::Fresh { Marks::Trusted } else { Marks::User };
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let upper = rustix::fs::openat(scratch, "upper", flags, rustix::fs::Mode::empty());
-        let listed =
-            upper.map_err(io::Error::from).and_then(|upper| changes::list(upper.as_fd(), &workspace.path, marks));
-        Ok(Some(listed.map_err(platform("the changes of the workspace cannot be listed"))?))
+        Ok(report)
     }
 
     fn outcome(&self, sample: Option<&Sample>, disk_exceeded: bool) -> (Outcome, Option<Limit>) {

@@ -1,0 +1,77 @@
+//! `apply` and `undo`: a run's changes made to the workspace itself, and taken back.
+
+use hotcell_base::text::shown;
+use hotcell_gate::pack::{Pack, Packs, State};
+use hotcell_gate::{Diff, Home, Selection};
+use serde_json::json;
+
+use crate::cli::{ApplyArgs, UndoArgs};
+use crate::error::Failure;
+use crate::screen;
+
+pub(crate) fn apply(home: &Home, args: &ApplyArgs) -> Result<(), Failure> {
+    crate::clear_up(home);
+    let diff = Diff::of(home, &args.run)?;
+    let selection =
+        Selection { only: args.only.clone(), except: args.except.clone(), allow_control: args.allow_control.clone() };
+    let applied = Packs::of(home).apply(&diff, &selection)?;
+    for path in &applied.left_out {
+        let path = shown(path.as_os_str().as_encoded_bytes());
+        screen::note(&format!("left out {path}: pipes, sockets and devices are not applied"));
+    }
+    if args.json {
+        return print(&format!("{:#}\n", json!({ "pack": applied.pack, "left_out": applied.left_out.len() })));
+    }
+    let Some(pack) = applied.pack else {
+        return print("nothing to apply\n");
+    };
+    let workspace = shown(pack.workspace.0.as_os_str().as_encoded_bytes());
+    print(&format!("applied  {} changes to {workspace}\nundo     hotcell undo {}\n", pack.entries.len(), pack.pack_id))
+}
+
+pub(crate) fn undo(home: &Home, args: &UndoArgs) -> Result<(), Failure> {
+    crate::clear_up(home);
+    let packs = Packs::of(home);
+    let Some(id) = &args.id else { return list(&packs, args.json) };
+    let pack = packs.undo(id)?;
+    if args.json {
+        return print(&format!("{:#}\n", json!({ "pack": pack })));
+    }
+    let workspace = shown(pack.workspace.0.as_os_str().as_encoded_bytes());
+    print(&format!("undone   {}: {} paths of {workspace} are as they were\n", pack.pack_id, pack.entries.len()))
+}
+
+fn list(packs: &Packs, as_json: bool) -> Result<(), Failure> {
+    let packs = packs.list();
+    if as_json {
+        return print(&format!("{:#}\n", json!(packs)));
+    }
+    if packs.is_empty() {
+        screen::note("nothing was applied yet");
+        return Ok(());
+    }
+    let mut rows = vec![["ID", "RUN", "STATE", "PATHS", "TREE"].map(str::to_owned).to_vec()];
+    rows.extend(packs.iter().map(row));
+    print(&screen::table(&rows))
+}
+
+fn row(pack: &Pack) -> Vec<String> {
+    let state = match pack.state {
+        State::Applying => "applying",
+        State::Applied => "applied",
+        State::Undoing => "undoing",
+        State::Undone => "undone",
+        State::RolledBack => "rolled back",
+        State::Stuck => "stuck",
+    };
+    let workspace = shown(pack.workspace.0.as_os_str().as_encoded_bytes());
+    vec![pack.pack_id.to_string(), pack.run_id.to_string(), state.to_owned(), pack.entries.len().to_string(), workspace]
+}
+
+fn print(text: &str) -> Result<(), Failure> {
+    screen::data(text).map_err(|source| Failure::Io {
+        message: "cannot write to stdout".to_owned(),
+        hint: None,
+        source,
+    })
+}
