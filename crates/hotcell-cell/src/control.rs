@@ -15,6 +15,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{FileType, Mode};
@@ -117,7 +118,7 @@ impl Control {
                     kind => kind,
                 };
                 if is_control_name(name) {
-                    if self.guards(&path) && found.len() < GUARDED_MAX {
+                    if self.guards(&path) && found.len() < GUARDED_MAX && !is_placeholder(&root.join(&path)) {
                         found.push(Found { path, kind });
                     }
                 } else if kind == FileType::Directory
@@ -137,8 +138,21 @@ impl Control {
     pub(crate) fn absent(&self, root: &Path) -> Vec<(PathBuf, bool)> {
         let directories = DIRECTORIES.iter().map(|name| (PathBuf::from(name), true));
         let all = directories.chain(FILES.iter().map(|name| (PathBuf::from(name), false)));
-        all.filter(|(path, _)| self.guards(path) && root.join(path).symlink_metadata().is_err()).collect()
+        let is_absent = |path: &Path| path.symlink_metadata().is_err() || is_placeholder(path);
+        all.filter(|(path, _)| self.guards(path) && is_absent(&root.join(path))).collect()
     }
+}
+
+/// The mode of a placeholder, on which a decoy is mounted: sticky and nothing else. Nobody makes files like this.
+pub(crate) const PLACEHOLDER_MODE: u32 = 0o1000;
+
+/// Whether a path is a place for a decoy, made for a cell that runs now or was killed.
+pub(crate) fn is_placeholder(path: &Path) -> bool {
+    let us = rustix::process::geteuid().as_raw();
+    path.symlink_metadata().is_ok_and(|file| {
+        let is_empty = file.is_dir() || file.is_file() && file.len() == 0;
+        is_empty && file.uid() == us && file.mode() & 0o7777 == PLACEHOLDER_MODE
+    })
 }
 
 /// Directories waiting to be looked into, each an open descriptor.

@@ -80,7 +80,7 @@ impl Gate {
         viewer: &mut dyn Viewer,
         remote: Option<&RemoteEnd>,
     ) -> Result<(Record, Report), GateError> {
-        let mut record = self.admit(plan, &request)?;
+        let mut record = self.name(plan, &request)?;
         let cell = Live { home: &self.home, id: record.run_id.clone() };
         let mut live = LiveCell {
             run_id: record.run_id.clone(),
@@ -89,7 +89,9 @@ impl Gate {
             cgroups: Vec::new(),
             placeholders: Vec::new(),
         };
+        // The cell first: a record without an end and without a cell is one whose hotcell is gone.
         live.write(&self.home)?;
+        self.runs.write(&record)?;
         let workspace = plan.workspace().map(|workspace| workspace.path.as_path());
         let mut recorder = Recorder::new(&self.home, &mut live, &record.artifacts, workspace, viewer)?;
         let cgroup = format!("hotcell-{}", record.run_id);
@@ -124,11 +126,11 @@ impl Gate {
         }
     }
 
-    /// Names the run and writes down that it begins.
-    fn admit(&self, plan: &Plan, request: &Request) -> Result<Record, RecordError> {
+    /// Names the run and makes its directory.
+    fn name(&self, plan: &Plan, request: &Request) -> Result<Record, RecordError> {
         let started_at = Timestamp::now();
         let (run_id, artifacts) = self.new_directory(started_at)?;
-        let record = Record {
+        Ok(Record {
             run_id,
             name: request.name.clone(),
             labels: request.labels.clone(),
@@ -156,9 +158,7 @@ impl Gate {
             isolation: None,
             workspace: WorkspaceRecord::of(plan.workspace()),
             artifacts,
-        };
-        self.runs.write(&record)?;
-        Ok(record)
+        })
     }
 
     fn new_directory(&self, now: Timestamp) -> Result<(RunId, PathBuf), RecordError> {

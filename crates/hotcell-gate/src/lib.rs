@@ -10,8 +10,10 @@
 mod blobs;
 pub mod diff;
 pub mod door;
+pub mod gc;
 pub mod home;
 pub mod live;
+mod lock;
 pub mod pack;
 pub mod record;
 mod transition;

@@ -5,13 +5,13 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
-use hotcell_base::{ExactPath, Outcome, RunId};
-use hotcell_cell::run::placeholders;
+use hotcell_base::{ExactPath, RunId};
 use serde::{Deserialize, Serialize};
 
 use crate::home::Home;
-use crate::record::{RecordError, Runs, replace};
+use crate::record::{RecordError, replace};
 
 /// A process, named so that another can never be taken for it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -27,8 +27,18 @@ pub struct ProcessName {
 impl ProcessName {
     /// This process.
     pub fn own() -> ProcessName {
-        let pid = std::process::id();
-        ProcessName { pid, start_time: start_time(pid).unwrap_or(0), boot_id: boot_id() }
+        static OWN: OnceLock<ProcessName> = OnceLock::new();
+        let own = OWN.get_or_init(|| {
+            let pid = std::process::id();
+            ProcessName { pid, start_time: start_time(pid).unwrap_or(0), boot_id: boot_id() }
+        });
+        own.clone()
+    }
+
+    /// A process of this boot, from `<pid>-<start time>`.
+    pub(crate) fn parse(text: &str) -> Option<ProcessName> {
+        let (pid, start_time) = text.split_once('-')?;
+        Some(ProcessName { pid: pid.parse().ok()?, start_time: start_time.parse().ok()?, ..ProcessName::own() })
     }
 
     /// Whether that very process still runs.
@@ -87,55 +97,4 @@ impl LiveCell {
         // A file that cannot be removed is found and judged by the next sweep.
         let _swept_later = fs::remove_file(LiveCell::path(home, id));
     }
-}
-
-/// Clears away what crashed hotcells left in this home. Their cells are gone already: a cell's
-/// processes end with its supervisor. Returns the runs whose end is not known.
-pub fn sweep(home: &Home) -> Vec<RunId> {
-    let runs = Runs::of(home);
-    let mut unknown = Vec::new();
-    for entry in fs::read_dir(home.cells()).into_iter().flatten().flatten() {
-        if is_stale_draft(&entry) {
-            // Half a record of a hotcell that died while writing it; the whole one, if any, is beside it.
-            let _swept_later = fs::remove_file(entry.path());
-            continue;
-        }
-        let cell = fs::read(entry.path()).ok().and_then(|text| serde_json::from_slice::<LiveCell>(&text).ok());
-        let Some(cell) = cell.filter(|cell| !cell.supervisor.is_alive()) else { continue };
-        let removable: Vec<PathBuf> = cell.cgroups.iter().filter(|path| is_ours(path)).cloned().collect();
-        if hotcell_cell::cgroup::remove_all(&removable).is_err() {
-            // Still busy or not ours to remove: the file stays, and so does the task.
-            continue;
-        }
-        let places: Vec<PathBuf> = cell.placeholders.iter().map(|path| path.0.clone()).collect();
-        if !placeholders::remove(&places).is_empty() {
-            // Another cell stands on them.
-            continue;
-        }
-        if let Ok(mut record) = runs.read(&cell.run_id)
-            && record.outcome.is_none()
-        {
-            record.outcome = Some(Outcome::Unknown);
-            record.error = Some("hotcell ended before the run did; the cell was killed with it".to_owned());
-            if runs.write(&record).is_err() {
-                continue;
-            }
-            unknown.push(cell.run_id.clone());
-        }
-        LiveCell::forget(home, &cell.run_id);
-    }
-    unknown
-}
-
-/// A draft lives for a moment; one that is a minute old has no writer any more.
-fn is_stale_draft(entry: &fs::DirEntry) -> bool {
-    let is_draft = entry.path().extension().is_some_and(|extension| extension == "tmp");
-    let age = entry.metadata().and_then(|file| file.modified()).ok().and_then(|written| written.elapsed().ok());
-    is_draft && age.is_some_and(|age| age > std::time::Duration::from_secs(60))
-}
-
-/// A recorded path is only removed if it has the shape of a group we make.
-fn is_ours(path: &std::path::Path) -> bool {
-    path.starts_with("/sys/fs/cgroup")
-        && path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("hotcell-"))
 }

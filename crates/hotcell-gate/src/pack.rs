@@ -28,7 +28,7 @@ use crate::blobs::{digest, sync_all};
 use crate::diff::{Diff, Entry};
 use crate::home::Home;
 use crate::live::ProcessName;
-use crate::record::{RecordError, replace_durably};
+use crate::record::{RecordError, Runs, replace_durably};
 use crate::transition::{self, Conflict, Contents, Step, Transition};
 
 /// Where a pack is in its life.
@@ -87,9 +87,9 @@ pub struct PackEntry {
     /// Another name of the file it becomes, which is there and stays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link_to: Option<ExactPath>,
-    /// Whether the kept original is the file itself, and not a copy.
+    /// Whether a file was made anew, and the original is kept.
     #[serde(default)]
-    pub original_is_same: bool,
+    pub replaced: bool,
 }
 
 /// What of a diff is to be applied.
@@ -182,6 +182,7 @@ fn words(state: State) -> &'static str {
 #[derive(Clone, Debug)]
 pub struct Packs {
     directory: PathBuf,
+    runs: Runs,
 }
 
 /// A pack that was found half-way and dealt with.
@@ -198,10 +199,11 @@ pub struct Recovered {
 impl Packs {
     /// The packs of this home.
     pub fn of(home: &Home) -> Packs {
-        Packs { directory: home.rollback() }
+        Packs { directory: home.rollback(), runs: Runs::of(home) }
     }
 
-    fn unfinished(&self) -> PathBuf {
+    /// Where packs that are being worked on are marked.
+    pub(crate) fn unfinished(&self) -> PathBuf {
         self.directory.join("unfinished")
     }
 
@@ -218,7 +220,7 @@ impl Packs {
         let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
         let ids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<PackId>().ok());
         let mut packs: Vec<Pack> = ids.filter_map(|id| self.read(&id).ok()).collect();
-        packs.sort_unstable_by(|a, b| b.pack_id.cmp(&a.pack_id));
+        packs.sort_unstable_by_key(|pack| std::cmp::Reverse(pack.created_at));
         packs
     }
 
@@ -228,8 +230,11 @@ impl Packs {
         if let Ok(id) = name.parse::<PackId>() {
             return if self.place(&id).exists() { self.read(&id) } else { Err(not_found()) };
         }
-        let of_run = self.list().into_iter().filter(|pack| name.len() >= 3 && pack.run_id.as_str().contains(name));
-        let mut of_run: Vec<Pack> = of_run.collect();
+        let run = self.runs.find(name).map_err(|error| match error {
+            RecordError::NotFound(_) => not_found(),
+            other => other.into(),
+        })?;
+        let mut of_run: Vec<Pack> = self.list().into_iter().filter(|pack| pack.run_id == run.run_id).collect();
         let applied = of_run.iter().position(|pack| pack.state == State::Applied).unwrap_or(0);
         if of_run.is_empty() { Err(not_found()) } else { Ok(of_run.swap_remove(applied)) }
     }
@@ -321,40 +326,40 @@ impl Packs {
         }
     }
 
-    /// Deals with packs whose hotcell died half-way: each tree goes back to what it was.
-    pub fn recover(&self) -> Vec<Recovered> {
-        let mut recovered = Vec::new();
-        for entry in fs::read_dir(self.unfinished()).into_iter().flatten().flatten() {
-            let Some(id) = entry.file_name().to_str().and_then(|name| name.parse::<PackId>().ok()) else { continue };
-            // What is still under way, or whose tree is away for now, stays unfinished.
-            if let Ok(Some(one)) = self.recover_one(&id) {
-                recovered.push(one);
-            }
-        }
-        recovered
+    /// Packs that somebody began to work on and does not any more.
+    pub fn abandoned(&self) -> Vec<PackId> {
+        let marks = fs::read_dir(self.unfinished()).into_iter().flatten().flatten();
+        let ids = marks.filter_map(|entry| entry.file_name().to_str()?.parse::<PackId>().ok());
+        let is_abandoned = |id: &PackId| match self.read(id) {
+            Ok(pack) => !pack.holder.is_alive(),
+            Err(_) => self.is_unborn(id),
+        };
+        ids.filter(is_abandoned).collect()
     }
 
-    fn recover_one(&self, id: &PackId) -> Result<Option<Recovered>, PackError> {
-        if !self.place(id).join("manifest.json").exists() {
-            return self.forget_unborn(id);
+    /// Deals with a pack whose hotcell died half-way: the tree goes back to what it was. None if somebody is at it, or
+    /// nothing was to be done.
+    pub fn recover(&self, id: &PackId) -> Result<Option<Recovered>, PackError> {
+        if self.is_unborn(id) {
+            return self.forget(id).map(|()| None);
         }
         let seen = self.read(id)?;
         if seen.holder.is_alive() {
             return Ok(None);
         }
         let (tree, _lock) = open(&seen.workspace.0)?;
+        // Again, now that nobody else can be at it.
         let mut pack = self.read(id)?;
         let end = match pack.state {
+            _ if pack.holder.is_alive() => return Ok(None),
             State::Applying => State::RolledBack,
             State::Undoing => State::Undone,
             State::Applied | State::Undone | State::RolledBack | State::Stuck => {
+                // It was done but for this.
                 unmark(&self.unfinished(), id)?;
                 return Ok(None);
             }
         };
-        if pack.holder.is_alive() {
-            return Ok(None);
-        }
         pack.fence += 1;
         pack.holder = ProcessName::own();
         self.write(&pack)?;
@@ -363,21 +368,22 @@ impl Packs {
         Ok(Some(Recovered { pack_id: id.clone(), state: pack.state, conflicts }))
     }
 
-    /// A pack that was not written yet: nothing was touched.
-    fn forget_unborn(&self, id: &PackId) -> Result<Option<Recovered>, PackError> {
-        let mark = self.unfinished().join(id.as_str());
-        let holder = fs::read(&mark).ok().and_then(|text| serde_json::from_slice::<ProcessName>(&text).ok());
-        let age = fs::metadata(&mark).and_then(|file| file.modified()).ok().and_then(|made| made.elapsed().ok());
-        // Half-written itself: its writer had a moment to go on.
-        let is_stale = holder.map_or(age.is_some_and(|age| age > Duration::from_secs(60)), |holder| !holder.is_alive());
-        if is_stale {
-            let place = self.place(id);
-            if place.exists() {
-                fs::remove_dir_all(&place).map_err(|source| RecordError::Write { path: place, source })?;
-            }
-            unmark(&self.unfinished(), id)?;
+    /// Whether a pack was begun, never written, and left: nothing was touched.
+    fn is_unborn(&self, id: &PackId) -> bool {
+        if self.place(id).join("manifest.json").exists() {
+            return false;
         }
-        Ok(None)
+        let mark = fs::read(self.unfinished().join(id.as_str())).unwrap_or_default();
+        serde_json::from_slice::<ProcessName>(&mark).is_ok_and(|holder| !holder.is_alive())
+    }
+
+    /// Removes a pack that was never written.
+    fn forget(&self, id: &PackId) -> Result<(), PackError> {
+        let place = self.place(id);
+        if place.exists() {
+            fs::remove_dir_all(&place).map_err(|source| RecordError::Write { path: place, source })?;
+        }
+        unmark(&self.unfinished(), id)
     }
 
     /// Keeps what is needed to go back, and writes down that the walk begins.
@@ -388,8 +394,8 @@ impl Packs {
         let kept = self.keep_originals(tree, pack, steps).map_err(cannot);
         let kept = kept.map_err(PackError::from).and_then(|()| self.write(pack));
         if kept.is_err() {
-            // Nothing was touched: leave nothing behind.
-            let _found_later = fs::remove_dir_all(&place).and_then(|()| io_unmark(&self.unfinished(), &pack.pack_id));
+            // Nothing was touched: leave nothing behind, or leave it to the next start.
+            let _found_later = self.forget(&pack.pack_id);
         }
         kept
     }
@@ -404,12 +410,13 @@ impl Packs {
                 entry.owner = Some((stat.st_uid, stat.st_gid));
                 step.owner = entry.owner;
             }
-            let replaced = entry.after.as_ref().is_none_or(|after| !same_contents(entry.before.as_ref(), after));
-            if let Some(Node::File { .. }) = &entry.before
-                && replaced
-            {
-                let to = self.original(&pack.pack_id, step.number);
-                entry.original_is_same = transition::save(tree, &entry.path.0, &to)?;
+            if let Some(Node::File { .. }) = &entry.before {
+                // Names are parted from one file, or joined to one, by making it anew.
+                step.replace = step.hard_link.is_some() || transition::has_other_names(tree, &entry.path.0);
+                entry.replaced = step.replaces() || !matches!(step.to, Some(Node::File { .. }));
+                if entry.replaced {
+                    transition::save(tree, &entry.path.0, &self.original(&pack.pack_id, step.number))?;
+                }
             }
         }
         sync_all(&place)
@@ -420,16 +427,21 @@ impl Packs {
         let (steps, mut conflicts) = transition::backward(tree, &pack.steps(Way::Apply))?;
         let contents = |step: &Step| {
             let path = self.original(&pack.pack_id, step.number);
-            let file = File::open(&path)?;
             let wanted = match &step.to {
-                Some(Node::File { sha256, .. }) => sha256.clone(),
-                _ => None,
+                Some(Node::File { sha256: Some(sha256), .. }) => sha256,
+                _ => return Err(io::Error::other("no original was kept")),
             };
-            if Some(digest(&file)?) != wanted {
-                return Err(io::Error::other("a kept original is not what its digest says"));
+            let is_wanted = |file: &File| digest(file).is_ok_and(|found| found == *wanted);
+            // The file itself, unless it was changed through another of its names.
+            if File::open(&path).is_ok_and(|file| is_wanted(&file)) {
+                return Ok(Contents::Same(path));
             }
-            let is_same = pack.entries.get(step.number).is_some_and(|entry| entry.original_is_same);
-            Ok(if is_same { Contents::Same(path) } else { Contents::Copy(file) })
+            let copy = File::open(transition::copy_of(&path))?;
+            if is_wanted(&copy) {
+                Ok(Contents::Copy(copy))
+            } else {
+                Err(io::Error::other("a kept original is not what its digest says"))
+            }
         };
         // Directories somebody put something into cannot go.
         let steps: Vec<Step> =
@@ -468,13 +480,6 @@ fn keeps_others_files(tree: &Tree, step: &Step, pack: &Pack, conflicts: &mut Vec
     !others.is_empty()
 }
 
-fn same_contents(before: Option<&Node>, after: &Node) -> bool {
-    match (before, after) {
-        (Some(Node::File { sha256: a, .. }), Node::File { sha256: b, .. }) => a.is_some() && a == b,
-        _ => false,
-    }
-}
-
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     Apply,
@@ -490,7 +495,8 @@ impl Pack {
             };
             let link_to = entry.link_to.as_ref().map(|path| path.0.clone()).filter(|_| way == Way::Apply);
             let hard_link = entry.hard_link.filter(|_| way == Way::Apply);
-            Step { number, path: entry.path.0.clone(), from, to, hard_link, link_to, owner: entry.owner }
+            let (path, owner, replace) = (entry.path.0.clone(), entry.owner, entry.replaced);
+            Step { number, path, from, to, hard_link, link_to, replace, owner }
         });
         steps.collect()
     }
@@ -544,7 +550,7 @@ fn new_pack(diff: &Diff, entries: &[Entry]) -> Pack {
         owner: None,
         hard_link: entry.hard_link,
         link_to: entry.link_to.clone(),
-        original_is_same: false,
+        replaced: false,
     });
     Pack {
         pack_id: PackId::new(&created_at.strftime("%Y%m%d-%H%M%S").to_string(), crate::door::random()),
@@ -596,12 +602,8 @@ fn mark(directory: &Path, id: &PackId) -> Result<(), PackError> {
 
 fn unmark(directory: &Path, id: &PackId) -> Result<(), PackError> {
     let path = directory.join(id.as_str());
-    Ok(io_unmark(directory, id).map_err(|source| RecordError::Write { path, source })?)
-}
-
-fn io_unmark(directory: &Path, id: &PackId) -> io::Result<()> {
-    match fs::remove_file(directory.join(id.as_str())) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+    match fs::remove_file(&path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => Err(RecordError::Write { path, source }.into()),
         _ => Ok(()),
     }
 }

@@ -15,6 +15,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::home::Home;
+use crate::live::ProcessName;
 
 /// All that is known of a run. This is `meta.json` and what `--json` prints.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -273,9 +274,9 @@ impl Runs {
 
     /// All runs, newest first. Directories that are no runs of ours are passed over.
     pub fn list(&self) -> Result<Vec<Record>, RecordError> {
-        let mut ids = self.ids()?;
-        ids.sort_unstable_by(|a, b| b.cmp(a));
-        Ok(ids.iter().filter_map(|id| self.read(id).ok()).collect())
+        let mut runs: Vec<Record> = self.ids()?.iter().filter_map(|id| self.read(id).ok()).collect();
+        runs.sort_unstable_by(|a, b| (b.started_at, &b.run_id).cmp(&(a.started_at, &a.run_id)));
+        Ok(runs)
     }
 
     /// The run with this id, this unique part of an id, or this name (the newest of that name).
@@ -341,7 +342,9 @@ pub(crate) fn replace_durably(path: &Path, contents: &[u8]) -> Result<(), Record
 }
 
 fn write_beside(path: &Path, contents: &[u8], durably: bool) -> io::Result<()> {
-    let draft = path.with_extension("tmp");
+    // The draft says whose it is: left by a crash, it is known to be nobody's.
+    let us = ProcessName::own();
+    let draft = path.with_extension(format!("{}-{}.tmp", us.pid, us.start_time));
     let mut file = fs::File::create(&draft)?;
     file.write_all(contents)?;
     if durably {

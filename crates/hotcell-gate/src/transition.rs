@@ -38,6 +38,8 @@ pub(crate) struct Step {
     pub(crate) hard_link: Option<u64>,
     /// Another name of the file it becomes, which is there and stays.
     pub(crate) link_to: Option<PathBuf>,
+    /// Whether a file is made anew even if only its mode changes: it has further names, or gets them.
+    pub(crate) replace: bool,
     /// Whose it becomes; else its directory's owner.
     pub(crate) owner: Option<(u32, u32)>,
 }
@@ -53,9 +55,9 @@ impl Step {
     }
 
     /// Whether a new file or link must be made, rather than a mode changed.
-    fn replaces(&self) -> bool {
+    pub(crate) fn replaces(&self) -> bool {
         match (&self.from, &self.to) {
-            (Some(Node::File { sha256: a, .. }), Some(Node::File { sha256: b, .. })) => a != b,
+            (Some(Node::File { sha256: a, .. }), Some(Node::File { sha256: b, .. })) => self.replace || a != b,
             (from, Some(Node::File { .. } | Node::Symlink { .. })) => *from != self.to,
             _ => false,
         }
@@ -347,19 +349,29 @@ pub(crate) fn copy_attributes(from: &File, to: &File) {
     }
 }
 
-/// Keeps a file of the tree for later: by another name where that can be, else as a copy. Whether it is the same file.
+/// Keeps a file of the tree for later: by another name where that can be, and as a copy where that cannot be or would
+/// not do. Whether the file itself is kept.
 pub(crate) fn save(tree: &Tree, path: &Path, to: &Path) -> io::Result<bool> {
     let file = tree.file(path)?;
     let (directory, name): (OwnedFd, _) = tree.place(path)?;
-    // A file with other names could be changed through them: then only a copy keeps what it is now.
+    // A file with other names can be changed through them: then only a copy keeps what it is now.
     let is_alone = rustix::fs::fstat(&file)?.st_nlink == 1;
-    if is_alone && rustix::fs::linkat(&directory, name, CWD, to, AtFlags::empty()).is_ok() {
-        return Ok(true);
+    let is_same = rustix::fs::linkat(&directory, name, CWD, to, AtFlags::empty()).is_ok();
+    if !(is_same && is_alone) {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let copy = File::from(rustix::fs::open(copy_of(to), flags, Mode::from_raw_mode(0o600))?);
+        copy_sparse(&file, &copy)?;
+        copy_attributes(&file, &copy);
     }
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let copy = File::from(rustix::fs::open(to, flags, Mode::from_raw_mode(0o600))?);
-    copy_sparse(&file, &copy)?;
-    copy_attributes(&file, &copy);
-    copy.sync_all()?;
-    Ok(false)
+    Ok(is_same)
+}
+
+/// Where the copy of a kept file is.
+pub(crate) fn copy_of(kept: &Path) -> PathBuf {
+    kept.with_extension("copy")
+}
+
+/// Whether the file at a path has further names.
+pub(crate) fn has_other_names(tree: &Tree, path: &Path) -> bool {
+    tree.file(path).and_then(|file| Ok(rustix::fs::fstat(&file)?.st_nlink)).is_ok_and(|n| n > 1)
 }

@@ -11,6 +11,7 @@ pub mod facts;
 pub mod program;
 pub mod signals;
 pub mod spawner;
+pub mod trace;
 pub mod wire;
 
 #[path = "stub/call.rs"]

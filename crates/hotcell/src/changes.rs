@@ -10,7 +10,7 @@ use crate::error::Failure;
 use crate::screen;
 
 pub(crate) fn apply(home: &Home, args: &ApplyArgs) -> Result<(), Failure> {
-    crate::clear_up(home);
+    crate::gc::sweep(home);
     let diff = Diff::of(home, &args.run)?;
     let selection =
         Selection { only: args.only.clone(), except: args.except.clone(), allow_control: args.allow_control.clone() };
@@ -30,7 +30,7 @@ pub(crate) fn apply(home: &Home, args: &ApplyArgs) -> Result<(), Failure> {
 }
 
 pub(crate) fn undo(home: &Home, args: &UndoArgs) -> Result<(), Failure> {
-    crate::clear_up(home);
+    crate::gc::sweep(home);
     let packs = Packs::of(home);
     let Some(id) = &args.id else { return list(&packs, args.json) };
     let pack = packs.undo(id)?;

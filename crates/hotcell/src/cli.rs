@@ -39,6 +39,8 @@ pub(crate) enum Command {
     Apply(ApplyArgs),
     /// Take applied changes back, exactly
     Undo(UndoArgs),
+    /// Clear away what crashes left
+    Gc(GcArgs),
     /// Find out what this machine can do for this user, by trying it
     Doctor(DoctorArgs),
     /// Try one escape and say how it went, as JSON (used by the tests)
@@ -273,6 +275,16 @@ pub(crate) struct UndoArgs {
     #[arg(long, conflicts_with = "id")]
     pub(crate) list: bool,
     /// Print the rollback pack as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct GcArgs {
+    /// Really; without it, only say what would go
+    #[arg(long)]
+    pub(crate) yes: bool,
+    /// Print the list as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -203,7 +203,8 @@ fn size(node: Option<&Node>) -> String {
             let digest = sha256.as_deref().map_or("unread", |sha256| &sha256[..sha256.len().min(12)]);
             format!("{size} bytes ({digest})")
         }
-        Some(_) => "a link".to_owned(),
+        Some(Node::Symlink { .. }) => "a link".to_owned(),
+        Some(_) => "no data".to_owned(),
         None => "nothing".to_owned(),
     }
 }

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use hotcell_cell::Host;
 use hotcell_cell::doctor::{Diagnosis, State, diagnose};
+use hotcell_gate::live::ProcessName;
 
 use crate::cli::DoctorArgs;
 use crate::error::Failure;
@@ -11,7 +12,8 @@ use crate::screen;
 
 /// Tries everything and says what was found. 0: sound, 4: something is missing.
 pub(crate) fn doctor(host: &Host, home: &Path, args: &DoctorArgs) -> Result<u8, Failure> {
-    let scratch = home.join(format!("doctor-{}", std::process::id()));
+    let us = ProcessName::own();
+    let scratch = home.join(format!("doctor-{}-{}", us.pid, us.start_time));
     let failed = |source| Failure::Io {
         message: format!("cannot use `{}`", scratch.display()),
         hint: Some("choose a place that can be written: hotcell --home DIR doctor".to_owned()),

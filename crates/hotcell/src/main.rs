@@ -6,6 +6,7 @@ mod diff;
 mod doctor;
 mod error;
 mod explain;
+mod gc;
 mod probe;
 mod reference;
 mod run;
@@ -18,10 +19,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use hotcell_base::text::shown;
 use hotcell_cell::Host;
-use hotcell_gate::pack::State;
-use hotcell_gate::{Home, Packs};
+use hotcell_gate::Home;
 
 use crate::cli::{Cli, Command};
 use crate::error::{During, Failure};
@@ -61,30 +60,11 @@ fn others(cli: &Cli) -> Result<u8, Failure> {
         Command::Diff(args) => diff::diff(&home, args)?,
         Command::Apply(args) => changes::apply(&home, args)?,
         Command::Undo(args) => changes::undo(&home, args)?,
+        Command::Gc(args) => return gc::gc(&home, args),
         Command::Doctor(args) => return doctor::doctor(&host, home.path(), args),
         Command::Run(_) | Command::Probe(_) | Command::Reference => unreachable!("handled by the caller"),
     }
     Ok(0)
-}
-
-/// Deals with what hotcells that died left in this home, and says so.
-fn clear_up(home: &Home) {
-    for run in hotcell_gate::live::sweep(home) {
-        screen::note(&format!("hotcell: {run} was cut short by a crash; its outcome is unknown"));
-    }
-    for pack in Packs::of(home).recover() {
-        let what = match pack.state {
-            State::Stuck => {
-                "was cut short by a crash, and the tree was changed since; what others changed was left alone"
-            }
-            State::Undone => "was being undone when hotcell died; it is undone now",
-            _ => "was being applied when hotcell died; the tree is as it was before",
-        };
-        screen::note(&format!("hotcell: {} {what}", pack.pack_id));
-        for conflict in &pack.conflicts {
-            screen::note(&format!("         {} {}", shown(conflict.path.as_os_str().as_encoded_bytes()), conflict.why));
-        }
-    }
 }
 
 /// Prints what the parser says. Help is an answer; a wrong flag of `run` must not look like the

@@ -68,7 +68,7 @@ fn try_run(args: &RunArgs, home: Option<PathBuf>) -> Result<u8, Failure> {
     plan(args, &host, &home_path)?;
     let home = Home::open(&home_path)?;
     let plan = plan(args, &host, home.path())?;
-    crate::clear_up(&home);
+    crate::gc::sweep(&home);
     let (remote, remote_end) = remote().map_err(|source| Failure::Io {
         message: "cannot make a pipe".to_owned(),
         hint: Some("see how many files are open: ulimit -n".to_owned()),

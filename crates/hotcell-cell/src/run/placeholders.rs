@@ -6,17 +6,16 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 
+use crate::control::{PLACEHOLDER_MODE, is_placeholder};
 use crate::plan::Plan;
 use crate::wall::Wall;
 
-/// Sticky and nothing else: nobody makes files like this.
-const MODE: u32 = 0o1000;
 /// Whoever removes placeholders holds the lock for a moment.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 
@@ -41,12 +40,12 @@ impl Placeholders {
                 // Listed first: a failure half-way removes what was made.
                 placeholders.paths.push(path.clone());
                 let made = if *directory {
-                    DirBuilder::new().mode(MODE).create(&path)
+                    DirBuilder::new().mode(PLACEHOLDER_MODE).create(&path)
                 } else {
-                    OpenOptions::new().write(true).create_new(true).mode(0o0).open(&path).map(drop)
+                    OpenOptions::new().write(true).create_new(true).mode(PLACEHOLDER_MODE).open(&path).map(drop)
                 };
                 match made {
-                    Ok(()) => fs::set_permissions(&path, fs::Permissions::from_mode(MODE))?,
+                    Ok(()) => {}
                     // Another cell's, or made since by somebody who will find the decoy's mount in its way.
                     Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                     Err(error) => return Err(error),
@@ -94,12 +93,4 @@ pub fn remove(paths: &[PathBuf]) -> Vec<PathBuf> {
         }
     }
     left
-}
-
-fn is_placeholder(path: &Path) -> bool {
-    let us = rustix::process::geteuid().as_raw();
-    fs::symlink_metadata(path).is_ok_and(|file| {
-        let is_empty = file.is_dir() || file.is_file() && file.len() == 0;
-        is_empty && file.uid() == us && file.mode() & 0o7777 == MODE
-    })
 }

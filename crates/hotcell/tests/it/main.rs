@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::print_stderr, missing_docs)]
 
 mod bad_input;
+mod changes;
 mod cli;
+mod crashes;
 mod documents;
 mod escapes;
 mod lifecycle;

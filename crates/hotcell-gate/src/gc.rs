@@ -1,0 +1,227 @@
+//! What crashes leave, and how it goes away.
+//!
+//! A cell's processes, mounts and namespaces end with its supervisor; the kernel sees to that. What can be left are
+//! names: a cgroup, a record without an end, places for decoys, a change that was stopped half-way. Each is known to
+//! be ours by a record of ours, and to be nobody's any more by the pid, start time and boot of the hotcell that made it.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hotcell_base::{Outcome, PackId, RunId};
+use hotcell_cell::run::placeholders;
+
+use crate::home::Home;
+use crate::live::{LiveCell, ProcessName};
+use crate::lock::HomeLock;
+use crate::pack::{Packs, Recovered};
+use crate::record::Runs;
+
+/// One thing that was left.
+#[derive(Clone, Debug)]
+pub enum Leftover {
+    /// A cell whose hotcell is gone: its cgroups, its places for decoys, its record without an end.
+    Cell(Box<LiveCell>),
+    /// A run without an end that no cell belongs to.
+    Run(RunId),
+    /// A directory for a run that was never recorded.
+    Unrecorded(PathBuf),
+    /// Half a file of ours.
+    Draft(PathBuf),
+    /// A change to a workspace that was stopped half-way.
+    Pack(PackId),
+    /// Scratch of a `doctor`.
+    Doctor(PathBuf),
+}
+
+impl Leftover {
+    /// What it is, in a word, and which.
+    pub fn describe(&self) -> (&'static str, String) {
+        match self {
+            Leftover::Cell(cell) => ("cell", format!("{} with {} cgroups", cell.run_id, cell.cgroups.len())),
+            Leftover::Run(id) => ("run", format!("{id} has no end")),
+            Leftover::Unrecorded(path) => ("unrecorded", path.display().to_string()),
+            Leftover::Draft(path) => ("draft", path.display().to_string()),
+            Leftover::Pack(id) => ("pack", format!("{id} was stopped half-way")),
+            Leftover::Doctor(path) => ("doctor", path.display().to_string()),
+        }
+    }
+}
+
+/// What clearing up did.
+#[derive(Debug, Default)]
+pub struct Cleared {
+    /// Whether another hotcell is at it.
+    pub is_busy: bool,
+    /// Runs whose end is not known.
+    pub unknown: Vec<RunId>,
+    /// Changes that were stopped half-way.
+    pub packs: Vec<Recovered>,
+    /// What could not be cleared away, and why.
+    pub failed: Vec<(Leftover, io::Error)>,
+}
+
+/// Everything that was left in this home. Nothing is touched.
+pub fn survey(home: &Home) -> Vec<Leftover> {
+    let mut found = at_hand(home);
+    let runs = Runs::of(home);
+    for entry in entries(&home.runs()) {
+        let Some(id) = entry.file_name().to_str().and_then(|name| name.parse::<RunId>().ok()) else { continue };
+        let has_cell = LiveCell::find(home, &id).is_some();
+        match runs.read(&id) {
+            Ok(record) if record.outcome.is_none() && !has_cell => found.push(Leftover::Run(id)),
+            Ok(_) => {}
+            // Made a moment ago, it is about to be recorded.
+            Err(_) if !has_cell && !entry.path().join("meta.json").exists() && is_old(&entry.path()) => {
+                found.push(Leftover::Unrecorded(entry.path()));
+            }
+            Err(_) => {}
+        }
+        found.extend(drafts(&entry.path()));
+    }
+    // The marks of unfinished ones are among what is at hand.
+    for entry in entries(&home.rollback()).iter().filter(|entry| entry.file_name() != "unfinished") {
+        found.extend(drafts(&entry.path()));
+    }
+    for entry in entries(home.path()) {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.strip_prefix("doctor-").and_then(ProcessName::parse).is_some_and(|doctor| !doctor.is_alive()) {
+            found.push(Leftover::Doctor(entry.path()));
+        }
+    }
+    found
+}
+
+/// Clears away everything that [`survey`] finds.
+pub fn clear(home: &Home) -> Cleared {
+    clear_found(home, survey)
+}
+
+/// Clears away what the last crash is likely to have left: quick enough for every start.
+pub fn sweep(home: &Home) -> Cleared {
+    clear_found(home, at_hand)
+}
+
+/// What can be found without looking at every run.
+fn at_hand(home: &Home) -> Vec<Leftover> {
+    let mut found = cells(home);
+    found.extend(unfinished_packs(home));
+    found
+}
+
+fn clear_found(home: &Home, look: impl Fn(&Home) -> Vec<Leftover>) -> Cleared {
+    let mut cleared = Cleared::default();
+    if look(home).is_empty() {
+        return cleared;
+    }
+    let Ok(Some(lock)) = HomeLock::take(home) else {
+        cleared.is_busy = true;
+        return cleared;
+    };
+    // Again: what was there before may be done already.
+    for leftover in look(home) {
+        if !lock.holds() {
+            cleared.is_busy = true;
+            break;
+        }
+        if let Err(error) = clear_one(home, &leftover, &mut cleared) {
+            cleared.failed.push((leftover, error));
+        }
+    }
+    cleared
+}
+
+fn clear_one(home: &Home, leftover: &Leftover, cleared: &mut Cleared) -> io::Result<()> {
+    match leftover {
+        Leftover::Cell(cell) => {
+            let removable: Vec<PathBuf> = cell.cgroups.iter().filter(|path| is_ours(path)).cloned().collect();
+            hotcell_cell::cgroup::remove_all(&removable).map_err(io::Error::other)?;
+            let places: Vec<PathBuf> = cell.placeholders.iter().map(|path| path.0.clone()).collect();
+            if !placeholders::remove(&places).is_empty() {
+                return Err(io::Error::other("another cell still uses its decoys"));
+            }
+            end_unknown(home, &cell.run_id, cleared)?;
+            LiveCell::forget(home, &cell.run_id);
+            Ok(())
+        }
+        Leftover::Run(id) => end_unknown(home, id, cleared),
+        Leftover::Unrecorded(path) | Leftover::Doctor(path) => gone(fs::remove_dir_all(path)),
+        Leftover::Draft(path) => gone(fs::remove_file(path)),
+        Leftover::Pack(id) => {
+            let recovered = Packs::of(home).recover(id).map_err(io::Error::other)?;
+            cleared.packs.extend(recovered);
+            Ok(())
+        }
+    }
+}
+
+/// What is gone already went with something else.
+fn gone(removed: io::Result<()>) -> io::Result<()> {
+    match removed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+/// Writes down that nobody knows how a run ended. One that was never recorded goes.
+fn end_unknown(home: &Home, id: &RunId, cleared: &mut Cleared) -> io::Result<()> {
+    let runs = Runs::of(home);
+    let Ok(mut record) = runs.read(id) else {
+        let directory = runs.directory(id);
+        let has_record = directory.join("meta.json").exists();
+        return if directory.exists() && !has_record { fs::remove_dir_all(directory) } else { Ok(()) };
+    };
+    if record.outcome.is_none() {
+        record.outcome = Some(Outcome::Unknown);
+        record.error = Some("hotcell ended before the run did; the cell was killed with it".to_owned());
+        runs.write(&record).map_err(io::Error::other)?;
+        cleared.unknown.push(id.clone());
+    }
+    Ok(())
+}
+
+/// Cells whose hotcell is gone, and half-written records of them.
+fn cells(home: &Home) -> Vec<Leftover> {
+    let mut found = drafts(&home.cells());
+    for entry in entries(&home.cells()) {
+        let cell = fs::read(entry.path()).ok().and_then(|text| serde_json::from_slice::<LiveCell>(&text).ok());
+        if let Some(cell) = cell.filter(|cell| !cell.supervisor.is_alive()) {
+            found.push(Leftover::Cell(Box::new(cell)));
+        }
+    }
+    found
+}
+
+fn unfinished_packs(home: &Home) -> Vec<Leftover> {
+    let packs = Packs::of(home);
+    let mut found = drafts(&packs.unfinished());
+    found.extend(packs.abandoned().into_iter().map(Leftover::Pack));
+    found
+}
+
+fn drafts(directory: &Path) -> Vec<Leftover> {
+    // `name.<pid>-<start time>.tmp`
+    let is_nobodys = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".tmp"));
+        let writer = name.and_then(|name| name.rsplit_once('.')).and_then(|(_, writer)| ProcessName::parse(writer));
+        writer.is_some_and(|writer| !writer.is_alive())
+    };
+    entries(directory).into_iter().map(|entry| entry.path()).filter(is_nobodys).map(Leftover::Draft).collect()
+}
+
+/// A directory is recorded a moment after it is made; after a minute it will not be any more.
+fn is_old(path: &Path) -> bool {
+    let age = fs::symlink_metadata(path).and_then(|file| file.modified()).ok().and_then(|made| made.elapsed().ok());
+    age.is_some_and(|age| age > Duration::from_secs(60))
+}
+
+fn entries(directory: &Path) -> Vec<fs::DirEntry> {
+    fs::read_dir(directory).into_iter().flatten().flatten().collect()
+}
+
+/// A recorded path is only removed if it has the shape of a group we make.
+fn is_ours(path: &Path) -> bool {
+    path.starts_with("/sys/fs/cgroup")
+        && path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("hotcell-"))
+}

@@ -1,0 +1,244 @@
+//! Killed at any step, hotcell leaves nothing that the next start does not find and clear away.
+//!
+//! The kernel stops the program at every system call it makes and kills it there: each of its steps is tried, and
+//! nothing is built into it for that.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use hotcell_sys::trace::{Ending, kill_at_call};
+use serde_json::Value;
+
+use crate::support::*;
+
+/// Kills a command at every `stride`th of its calls until it gets to its end; how many times it was killed.
+fn at_every_call(stride: u64, mut start: impl FnMut() -> Command, mut after: impl FnMut(u64, Ending)) -> u64 {
+    let mut n_killed = 0;
+    for n in (1..).step_by(usize::try_from(stride).unwrap()) {
+        let mut command = start();
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let ending = kill_at_call(&mut command, n).unwrap();
+        after(n, ending);
+        match ending {
+            Ending::Killed { .. } => n_killed += 1,
+            Ending::Ended { status } => {
+                assert_eq!(status, 0, "not killed, it should have succeeded");
+                break;
+            }
+        }
+    }
+    n_killed
+}
+
+#[track_caller]
+fn gc(bench: &Bench) {
+    let output = bench.output(["gc", "--yes"]);
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+}
+
+fn stride(short: u64) -> u64 {
+    if std::env::var_os("HOTCELL_SOAK").is_some() { 1 } else { short }
+}
+
+/// What a home and a workspace hold that must be gone after the next start.
+fn leftovers(bench: &Bench, work: &Path) -> Vec<PathBuf> {
+    let list = |path: &Path| std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut left: Vec<PathBuf> = list(&bench.path("home/cells")).collect();
+    left.extend(list(&bench.path("home/rollback/unfinished")));
+    left.extend(list(work).filter(|path| path.file_name().unwrap().to_string_lossy().starts_with(".hotcell-")));
+    for run in list(&bench.path("home/runs")) {
+        left.extend(cgroups_with(&run.file_name().unwrap().to_string_lossy()));
+    }
+    left
+}
+
+#[test]
+fn a_run_killed_at_any_call_leaves_nothing_after_the_next_start() {
+    let bench = Bench::new();
+    let (work, word) = (bench.dir("work"), token());
+    bench.file("work/a", "a\n");
+    let args = ["run", "-q", "-w", work.to_str().unwrap(), "--", "sh", "-c", "echo b >> a; echo new > n", "sh", &word];
+    let n_killed = at_every_call(
+        stride(5),
+        || bench.hotcell(args),
+        |n, ending| {
+            eventually("every process goes", || {
+                processes_with(&word).is_empty() && processes_in(&bench.path("")).is_empty()
+            });
+            assert_eq!(std::fs::read_to_string(work.join("a")).unwrap(), "a\n", "call {n}, {ending:?}");
+            // Cleared away by hand at times, by the next run otherwise.
+            if n % 2 == 0 {
+                gc(&bench);
+                let left = leftovers(&bench, &work);
+                assert!(left.is_empty(), "call {n}, {ending:?}: {left:?}");
+            }
+        },
+    );
+    assert!(n_killed > 20, "VOID: killed {n_killed} times only");
+    assert!(bench.output(["run", "-q", "--", "true"]).status.success());
+    let left = leftovers(&bench, &work);
+    assert!(left.is_empty(), "{left:?}");
+    // Whatever was recorded has an end: exited, or nobody knows.
+    let runs: Value = serde_json::from_slice(&bench.output(["ls", "--json", "-n", "1000000"]).stdout).unwrap();
+    let outcomes: Vec<&str> =
+        runs.as_array().unwrap().iter().map(|run| run["outcome"].as_str().unwrap_or("none")).collect();
+    assert!(outcomes.contains(&"unknown") && !outcomes.contains(&"none"), "{outcomes:?}");
+}
+
+#[test]
+fn a_run_in_place_killed_at_any_call_leaves_no_decoy() {
+    let bench = Bench::new();
+    let work = bench.dir("work");
+    bench.file("work/a", "a\n");
+    let args = ["run", "-q", "-w", work.to_str().unwrap(), "--mode", "rw", "--", "true"];
+    let mut decoys_seen = 0;
+    at_every_call(
+        stride(9),
+        || bench.hotcell(args),
+        |n, ending| {
+            let count = || std::fs::read_dir(&work).unwrap().count();
+            decoys_seen = decoys_seen.max(count());
+            eventually("every process goes", || processes_in(&bench.path("")).is_empty());
+            gc(&bench);
+            assert_eq!(
+                count(),
+                1,
+                "call {n}, {ending:?}: {:?}",
+                std::fs::read_dir(&work).unwrap().flatten().collect::<Vec<_>>()
+            );
+        },
+    );
+    assert!(decoys_seen > 10, "VOID: no decoy was ever there");
+}
+
+#[test]
+fn an_apply_or_undo_killed_at_any_call_is_whole_or_not_at_all() {
+    let bench = Bench::new();
+    let work = bench.dir("work");
+    let trees = bench.file("trees.py", include_str!("trees.py"));
+    let python = |what: &str| {
+        let mut python = Command::new("/usr/bin/python3");
+        let output = python.arg(&trees).args([what, "268"]).current_dir(&work).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let before = python("make");
+    let mount = format!("{}:/trees.py:ro", trees.display());
+    let command = ["/usr/bin/python3", "/trees.py", "change", "268"];
+    let run = ["run", "-q", "--name", "changes", "-w", work.to_str().unwrap(), "--mount", &mount, "--"];
+    let output = bench.output(run.iter().chain(&command));
+    assert!(output.status.success(), "{}", text(&output.stderr));
+
+    let described = || python("describe");
+    let recovered = || {
+        let output = bench.output(["gc", "--yes"]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let left = leftovers(&bench, &work);
+        assert!(left.is_empty(), "{left:?}");
+    };
+    let (mut n_back, mut n_there) = (0, 0);
+    at_every_call(
+        stride(7),
+        || bench.hotcell(["apply", "changes"]),
+        |n, ending| {
+            recovered();
+            let now = described();
+            if now == before {
+                n_back += 1;
+            } else {
+                // Whole: the way back is there, and leads back.
+                n_there += 1;
+                let undo = bench.output(["undo", "changes"]);
+                assert!(undo.status.success(), "call {n}, {ending:?}: {}", text(&undo.stderr));
+                assert_eq!(described(), before, "call {n}, {ending:?}");
+            }
+        },
+    );
+    assert!(n_back > 10 && n_there > 0, "VOID: {n_back} times back, {n_there} times there");
+
+    let applied = bench.output(["apply", "changes"]);
+    assert!(applied.status.success());
+    let after = described();
+    let id = text(&applied.stdout).split_whitespace().last().unwrap().to_owned();
+    let (mut id, mut n_back, mut n_there) = (id, 0, 0);
+    let current = std::cell::RefCell::new(id.clone());
+    at_every_call(
+        stride(7),
+        || bench.hotcell(["undo", &current.borrow()]),
+        |n, ending| {
+            recovered();
+            let now = described();
+            if now == after {
+                n_there += 1;
+            } else {
+                assert!(now == before, "call {n}, {ending:?}: half-way");
+                n_back += 1;
+                let again = bench.output(["apply", "changes"]);
+                assert!(again.status.success(), "call {n}, {ending:?}: {}", text(&again.stderr));
+                id = text(&again.stdout).split_whitespace().last().unwrap().to_owned();
+                current.replace(id.clone());
+            }
+        },
+    );
+    assert!(n_back > 0 && n_there > 10, "VOID: {n_back} times back, {n_there} times there");
+}
+
+#[test]
+fn what_others_changed_since_a_crash_is_left_alone_and_said() {
+    let bench = Bench::new();
+    let work = bench.dir("work");
+    for name in ["a", "b", "c"] {
+        bench.file(&format!("work/{name}"), "old\n");
+    }
+    let work_name = work.to_str().unwrap();
+    let run = ["run", "-q", "--name", "r", "-w", work_name, "--", "sh", "-c", "for f in a b c; do echo new > $f; done"];
+    assert!(bench.output(run).status.success());
+    // Killed between the renames of `a` and of `c`.
+    let is_new = |name: &str| std::fs::read_to_string(work.join(name)).unwrap() == "new\n";
+    let halfway = (1..).find(|n| {
+        let mut command = bench.hotcell(["apply", "r"]);
+        let ending = kill_at_call(command.stdout(Stdio::null()).stderr(Stdio::null()), *n).unwrap();
+        assert!(matches!(ending, Ending::Killed { .. }), "VOID: never half-way");
+        let is_halfway = is_new("a") && !is_new("c");
+        if !is_halfway {
+            bench.output(["gc", "--yes"]);
+        }
+        is_halfway
+    });
+    assert!(halfway.is_some());
+    bench.file("work/a", "somebody's\n");
+    let said = text(&bench.output(["gc", "--yes"]).stderr);
+    assert!(said.contains("left alone") && said.contains("a is a file of 11 bytes"), "{said}");
+    let read = |name: &str| std::fs::read_to_string(work.join(name)).unwrap();
+    assert_eq!([read("a"), read("b"), read("c")], ["somebody's\n", "old\n", "old\n"]);
+    let listed = text(&bench.output(["undo", "--list"]).stdout);
+    assert!(listed.contains("stuck"), "{listed}");
+}
+
+#[test]
+fn gc_touches_nothing_unless_it_is_told_to_and_never_what_is_not_ours() {
+    let bench = Bench::new();
+    let mut child = bench.hotcell(["run", "-q", "--", "sleep", "60"]).stdout(Stdio::null()).spawn().unwrap();
+    eventually("it runs", || std::fs::read_dir(bench.path("home/cells")).into_iter().flatten().count() == 1);
+    let alive = text(&bench.output(["gc", "--yes"]).stdout);
+    assert_eq!(alive, "nothing is left of any crash\n");
+    // A record that names somebody else's group, and another's process by a pid that was reused.
+    let cell = std::fs::read_dir(bench.path("home/cells")).unwrap().flatten().next().unwrap().path();
+    eventually("its init is known", || std::fs::read_to_string(&cell).unwrap().contains("\"init_pid\": "));
+    let mut forged: Value = serde_json::from_slice(&std::fs::read(&cell).unwrap()).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    forged["supervisor"]["pid"] = 1.into();
+    let victim = bench.dir("victim");
+    forged["cgroups"] = serde_json::json!([victim, "/sys/fs/cgroup/memory", "/sys/fs/cgroup/../../tmp/hotcell-x"]);
+    forged["placeholders"] = serde_json::json!([victim]);
+    std::fs::write(&cell, forged.to_string()).unwrap();
+    let listed = text(&bench.output(["gc"]).stdout);
+    assert!(listed.contains("cell") && listed.contains("nothing was touched"), "{listed}");
+    assert!(cell.exists());
+    let json: Value = serde_json::from_slice(&bench.output(["gc", "--json"]).stdout).unwrap();
+    assert_eq!((json["found"].as_array().unwrap().len(), &json["cleared"]), (1, &Value::Bool(false)));
+    gc(&bench);
+    assert!(!cell.exists() && victim.is_dir());
+    assert!(text(&bench.output(["ls"]).stdout).contains("unknown"));
+}
