@@ -183,6 +183,7 @@ pub struct Builder {
     require: BTreeSet<Wall>,
     allow_missing: BTreeSet<Wall>,
     omit: BTreeSet<Wall>,
+    omit_rules: BTreeSet<&'static str>,
     hidden: Vec<PathBuf>,
     allow_control: Vec<PathBuf>,
 }
@@ -278,6 +279,18 @@ impl Builder {
         self
     }
 
+    /// Leaves one rule of the syscall filter out, by its name in [`crate::seccomp::refusing_rules`], on purpose, as
+    /// [`Builder::omit`]. The report says that `seccomp` was missing.
+    pub fn omit_rule(mut self, rule: &'static str) -> Builder {
+        self.omit_rules.insert(rule);
+        self
+    }
+
+    /// Whether a wall is left out on purpose: by itself, or because it stands on one that is.
+    fn omits(&self, wall: Wall) -> bool {
+        self.omit.contains(&wall) || wall == Wall::Root && self.omit.contains(&Wall::Mount)
+    }
+
     /// Decides everything.
     pub fn plan(&self, host: &Host) -> Result<Plan, PlanError> {
         self.limits.check()?;
@@ -342,6 +355,7 @@ impl Builder {
             writable,
             limits: self.limits.clone(),
             walls,
+            omitted_rules: self.omit_rules.clone(),
             require: self.require.clone(),
             allow_missing: self.allow_missing.clone(),
             host: host.clone(),
@@ -420,7 +434,7 @@ impl Builder {
 
     fn working_directory(&self, workspace: Option<&Workspace>) -> Result<PathBuf, PlanError> {
         // Without a private root there is no empty directory to start in.
-        let empty = if self.omit.contains(&Wall::Root) { "/" } else { view::EMPTY_CWD };
+        let empty = if self.omits(Wall::Root) { "/" } else { view::EMPTY_CWD };
         let base = workspace.map_or(Path::new(empty), |workspace| &workspace.path);
         let Some(cwd) = &self.cwd else { return Ok(base.to_owned()) };
         no_nul("the working directory", cwd.as_os_str())?;
@@ -483,7 +497,7 @@ impl Builder {
     fn walls(&self, host: &Host, writes_in_place: bool) -> Result<BTreeMap<Wall, Standing>, PlanError> {
         let mut walls = BTreeMap::new();
         for wall in Wall::ALL {
-            if self.omit.contains(&wall) {
+            if self.omits(wall) {
                 walls.insert(wall, Standing::Missing);
                 continue;
             }
@@ -613,6 +627,7 @@ pub struct Plan {
     pub(crate) writable: Vec<PathBuf>,
     pub(crate) limits: Limits,
     pub(crate) walls: BTreeMap<Wall, Standing>,
+    pub(crate) omitted_rules: BTreeSet<&'static str>,
     pub(crate) require: BTreeSet<Wall>,
     pub(crate) allow_missing: BTreeSet<Wall>,
     pub(crate) host: Host,

@@ -13,6 +13,8 @@
 //! What pointers point to is never looked at: it could change after the look. Where that would be
 //! needed (`clone3`, `openat2`) the call does not exist and libraries use the older one.
 
+use std::collections::BTreeSet;
+
 use libc::{EAFNOSUPPORT, ENOSYS, EPERM, EPROTONOSUPPORT, c_long};
 
 /// What happens to a call.
@@ -453,25 +455,41 @@ const ARCH_X86_64: u32 = 0xc000_003e;
 /// Numbers from here on are those of the x32 ABI.
 const X32_BIT: u32 = 0x4000_0000;
 
-/// Builds the filter.
-pub fn filter(memory: Memory) -> Vec<Instruction> {
-    let mut code = vec![
-        load(OFFSET_ARCH),
-        jump(JUMP_EQUAL, ARCH_X86_64, 1, 0),
-        returns(RETURN_KILL),
-        load(OFFSET_NUMBER),
-        jump(JUMP_GREATER_OR_EQUAL, X32_BIT, 0, 1),
-        returns(RETURN_KILL),
-    ];
-    code.extend(tree(&intervals(memory)));
+/// The rule about calls of another architecture.
+pub const ARCHITECTURE: &str = "architecture";
+/// The rule about calls that are not listed.
+pub const UNLISTED: &str = "unlisted";
+
+/// The rules that refuse something, by name: each can be left out of a filter to see that it is missed.
+pub fn refusing_rules() -> impl Iterator<Item = &'static str> {
+    let groups = GROUPS.iter().filter(|group| matches!(group.verdict, Verdict::Refuse(_))).map(|group| group.name);
+    groups.chain(CONDITIONS.iter().map(|condition| condition.name)).chain([ARCHITECTURE, UNLISTED])
+}
+
+/// Builds the filter. `left_out` names rules that are not in it, for tests that must notice.
+pub fn filter(memory: Memory, left_out: &BTreeSet<&'static str>) -> Vec<Instruction> {
+    let mut code = vec![load(OFFSET_NUMBER)];
+    if !left_out.contains(ARCHITECTURE) {
+        code = vec![
+            load(OFFSET_ARCH),
+            jump(JUMP_EQUAL, ARCH_X86_64, 1, 0),
+            returns(RETURN_KILL),
+            load(OFFSET_NUMBER),
+            jump(JUMP_GREATER_OR_EQUAL, X32_BIT, 0, 1),
+            returns(RETURN_KILL),
+        ];
+    }
+    code.extend(tree(&intervals(memory, left_out)));
     code
 }
 
 /// The filter's table as ranges: each starts at a number and holds up to the next start.
-fn intervals(memory: Memory) -> Vec<(u32, Verdict)> {
+fn intervals(memory: Memory, left_out: &BTreeSet<&'static str>) -> Vec<(u32, Verdict)> {
     let mut listed: Vec<(u32, Verdict)> = Vec::new();
+    let unlisted = if left_out.contains(UNLISTED) { Verdict::Allow } else { Verdict::Refuse(ENOSYS) };
     for group in GROUPS {
         let verdict = match group.verdict {
+            _ if left_out.contains(group.name) => Verdict::Allow,
             Verdict::Allow if memory == Memory::Watched && COUNTED_ONLY.contains(&group.name) => {
                 Verdict::Refuse(ENOSYS)
             }
@@ -480,10 +498,11 @@ fn intervals(memory: Memory) -> Vec<(u32, Verdict)> {
         listed.extend(group.calls.iter().map(|call| (number(*call), verdict)));
     }
     for (idx, condition) in CONDITIONS.iter().enumerate() {
-        listed.extend(condition.calls.iter().map(|call| (number(*call), Verdict::Condition(idx))));
+        let verdict = if left_out.contains(condition.name) { Verdict::Allow } else { Verdict::Condition(idx) };
+        listed.extend(condition.calls.iter().map(|call| (number(*call), verdict)));
     }
     listed.sort_unstable_by_key(|(number, _)| *number);
-    let mut ranges: Vec<(u32, Verdict)> = vec![(0, Verdict::Refuse(ENOSYS))];
+    let mut ranges: Vec<(u32, Verdict)> = vec![(0, unlisted)];
     let mut put = |start: u32, verdict: Verdict| match ranges.last_mut() {
         Some(last) if last.0 == start => last.1 = verdict,
         Some(last) if last.1 == verdict => {}
@@ -492,7 +511,7 @@ fn intervals(memory: Memory) -> Vec<(u32, Verdict)> {
     for (at, (number, verdict)) in listed.iter().enumerate() {
         put(*number, *verdict);
         if listed.get(at + 1).is_none_or(|(next, _)| *next > number + 1) {
-            put(number + 1, Verdict::Refuse(ENOSYS));
+            put(number + 1, unlisted);
         }
     }
     // Two neighbours may have become equal by an overwrite at the same start.
@@ -613,7 +632,7 @@ mod tests {
     }
 
     fn answer(number: c_long, args: [u64; 6]) -> String {
-        let (verdict, _) = decide(&filter(Memory::Counted), ARCH_X86_64, super::number(number), args);
+        let (verdict, _) = decide(&filter(Memory::Counted, &BTreeSet::new()), ARCH_X86_64, super::number(number), args);
         match verdict {
             RETURN_ALLOW => "allow".to_owned(),
             RETURN_KILL => "kill".to_owned(),
@@ -632,7 +651,7 @@ mod tests {
 
     #[test]
     fn every_listed_call_gets_its_verdict_and_all_others_do_not_exist() {
-        let code = filter(Memory::Counted);
+        let code = filter(Memory::Counted, &BTreeSet::new());
         let listed: Vec<u32> = GROUPS
             .iter()
             .flat_map(|group| group.calls)
@@ -661,7 +680,7 @@ mod tests {
 
     #[test]
     fn other_architectures_are_killed_before_their_numbers_mean_anything() {
-        let code = filter(Memory::Counted);
+        let code = filter(Memory::Counted, &BTreeSet::new());
         let i386 = 0x4000_0003;
         assert_eq!(decide(&code, i386, 1, [0; 6]).0, RETURN_KILL);
         assert_eq!(decide(&code, ARCH_X86_64, X32_BIT | 1, [0; 6]).0, RETURN_KILL);
@@ -713,10 +732,10 @@ mod tests {
 
     #[test]
     fn the_tree_keeps_the_way_to_a_verdict_short() {
-        let code = filter(Memory::Counted);
+        let code = filter(Memory::Counted, &BTreeSet::new());
         let longest = (0..512).map(|nr| decide(&code, ARCH_X86_64, nr, [0; 6]).1).max();
         // Four instructions to get in, log2 of the ranges to get there, a condition at the leaf.
-        let n_ranges = intervals(Memory::Counted).len();
+        let n_ranges = intervals(Memory::Counted, &BTreeSet::new()).len();
         let depth = n_ranges.ilog2() as usize + 1;
         assert!(longest <= Some(4 + 2 * depth + 32), "{longest:?} steps for {n_ranges} ranges");
         assert!(code.len() < 4096, "the kernel's limit");
@@ -726,7 +745,7 @@ mod tests {
 
     #[test]
     fn watched_memory_takes_away_what_cannot_be_watched_and_nothing_else() {
-        let (counted, watched) = (filter(Memory::Counted), filter(Memory::Watched));
+        let (counted, watched) = (filter(Memory::Counted, &BTreeSet::new()), filter(Memory::Watched, &BTreeSet::new()));
         for nr in 0..512 {
             let differs = decide(&counted, ARCH_X86_64, nr, [0; 6]).0 != decide(&watched, ARCH_X86_64, nr, [0; 6]).0;
             let groups = GROUPS.iter().filter(|group| COUNTED_ONLY.contains(&group.name));

@@ -16,6 +16,7 @@ use jiff::Timestamp;
 use crate::diff;
 use crate::home::Home;
 use crate::live::{LiveCell, ProcessName};
+use crate::queue::Turn;
 use crate::record::{Record, RecordError, Runs, WorkspaceRecord, replace};
 
 /// A request to run something.
@@ -47,6 +48,14 @@ pub enum GateError {
     /// It cannot be recorded, so it does not run.
     #[error("the run cannot be recorded")]
     Record(#[from] RecordError),
+    /// It did not get its turn.
+    #[error("the run did not get its turn to start")]
+    Turn {
+        /// Its record.
+        record: Box<Record>,
+        /// Why not: asked to end, or the queue failed.
+        source: io::Error,
+    },
     /// The cell failed.
     #[error("cannot run `{command}`")]
     Run {
@@ -93,7 +102,9 @@ impl Gate {
         live.write(&self.home)?;
         self.runs.write(&record)?;
         let workspace = plan.workspace().map(|workspace| workspace.path.as_path());
+        let turn = Turn::wait(&self.home, remote).map_err(|source| self.never_started(&mut record, source))?;
         let mut recorder = Recorder::new(&self.home, &mut live, &record.artifacts, workspace, viewer)?;
+        recorder.turn = Some(turn);
         let cgroup = format!("hotcell-{}", record.run_id);
         let ran = plan.run_with(&cgroup, request.stdin, &mut recorder, remote);
         drop(recorder);
@@ -124,6 +135,17 @@ impl Gate {
                 Err(GateError::Run { command, record: Box::new(record), source })
             }
         }
+    }
+
+    /// Ends a run that did not get its turn.
+    fn never_started(&self, record: &mut Record, source: io::Error) -> GateError {
+        let asked = source.kind() == io::ErrorKind::Interrupted;
+        record.outcome = Some(if asked { Outcome::Killed } else { Outcome::PlatformError });
+        record.ended_at = Some(Timestamp::now());
+        record.error = Some(format!("it did not get its turn to start: {source}"));
+        // The error that is returned says more than one of writing it down.
+        let _said = self.runs.write(record);
+        GateError::Turn { record: Box::new(record.clone()), source }
     }
 
     /// Names the run and makes its directory.
@@ -213,6 +235,8 @@ struct Recorder<'a> {
     stdout: File,
     stderr: File,
     viewer: &'a mut dyn Viewer,
+    /// Held until the cell stands.
+    turn: Option<Turn>,
 }
 
 impl<'a> Recorder<'a> {
@@ -228,7 +252,7 @@ impl<'a> Recorder<'a> {
             File::create(&path).map_err(|source| RecordError::Write { path, source })
         };
         let (stdout, stderr) = (log("stdout.log")?, log("stderr.log")?);
-        Ok(Recorder { home, live, artifacts, workspace, stdout, stderr, viewer })
+        Ok(Recorder { home, live, artifacts, workspace, stdout, stderr, viewer, turn: None })
     }
 }
 
@@ -246,6 +270,7 @@ impl Observer for Recorder<'_> {
     }
 
     fn proven(&mut self) {
+        self.turn = None;
         self.viewer.started(&self.live.run_id);
     }
 

@@ -108,6 +108,11 @@ impl Home {
         self.path.join("runs")
     }
 
+    /// Who waits to build a cell.
+    pub(crate) fn queue(&self) -> PathBuf {
+        self.path.join("queue")
+    }
+
     /// Rollback packs.
     pub fn rollback(&self) -> PathBuf {
         self.path.join("rollback")

@@ -15,6 +15,7 @@ pub mod home;
 pub mod live;
 mod lock;
 pub mod pack;
+mod queue;
 pub mod record;
 mod transition;
 

@@ -86,6 +86,7 @@ impl Failure {
                 GateError::Record(_) => {
                     "look at the space and the rights there: df -h and ls -ld on that path".to_owned()
                 }
+                GateError::Turn { .. } => "start it again when fewer are starting: hotcell ls".to_owned(),
                 GateError::Run { source, .. } => return run_hint(source),
             },
             Failure::Diff(DiffError::Record(RecordError::NotFound(_))) => "list the runs: hotcell ls".to_owned(),

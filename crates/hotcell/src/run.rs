@@ -39,7 +39,7 @@ pub(crate) fn run(args: &RunArgs, home: Option<PathBuf>) -> u8 {
 fn refusal(failure: &Failure) -> String {
     let record = match failure {
         Failure::Gate(error) => match &**error {
-            GateError::Run { record, .. } => serde_json::to_value(&**record).ok(),
+            GateError::Run { record, .. } | GateError::Turn { record, .. } => serde_json::to_value(&**record).ok(),
             GateError::Record(_) => None,
         },
         _ => None,

@@ -252,13 +252,35 @@ impl Writer<'_> {
 
     fn payload(&mut self) {
         self.wall = Wall::Tty;
-        self.call("own session", libc::SYS_setsid, &[], Expect::Ok);
+        if self.plan.asks_for(Wall::Tty) {
+            self.call("own session", libc::SYS_setsid, &[], Expect::Ok);
+        }
         self.wall = Wall::Fds;
         for (to, from, name) in [(0, STDIN_FD, "stdin"), (1, STDOUT_FD, "stdout"), (2, STDERR_FD, "stderr")] {
             let args = [from.into(), to.into(), 0.into()];
             self.call(format!("give {name}"), libc::SYS_dup3, &args, Expect::Ok);
         }
-        // Everything else goes now, but for the control socket, which goes when the command begins.
+        if self.plan.asks_for(Wall::Fds) {
+            self.close_descriptors();
+        }
+        if self.plan.asks_for(Wall::Tty) {
+            self.prove_no_terminal();
+        }
+        self.wall = Wall::Root;
+        self.call("set the mode of new files", libc::SYS_umask, &[0o022.into()], Expect::Ok);
+        let program = self.text(self.plan.program.as_os_str().as_bytes());
+        let argv = self.program.texts(self.plan.argv.iter().map(|argument| argument.as_bytes()));
+        let env: Vec<Vec<u8>> =
+            self.plan.env.iter().map(|(name, value)| [name.as_bytes(), b"=", value.as_bytes()].concat()).collect();
+        let env = self.program.texts(&env);
+        self.call(EXEC, libc::SYS_execve, &[program.into(), argv.into(), env.into()], Expect::Ok);
+    }
+}
+
+impl Writer<'_> {
+    /// Everything else goes now, but for the control socket, which goes when the command begins.
+    fn close_descriptors(&mut self) {
+        self.wall = Wall::Fds;
         let kept = PAYLOAD_CONTROL_FD;
         for (first, last) in [(3, kept - 1), (kept + 1, i32::MAX)] {
             let args = [first.into(), last.into(), 0.into()];
@@ -269,6 +291,9 @@ impl Writer<'_> {
         self.call("proof: no other descriptor", libc::SYS_fcntl, &get_flags(3), Expect::Fails(&[EBADF]));
         self.call("proof: none above", libc::SYS_fcntl, &get_flags(kept + 1), Expect::Fails(&[EBADF]));
         self.call("proof: ours closes", libc::SYS_fcntl, &get_flags(kept), Expect::Is(close_on_exec));
+    }
+
+    fn prove_no_terminal(&mut self) {
         self.wall = Wall::Tty;
         if self.plan.asks_for(Wall::Pid) {
             // A session's first process has no terminal until it opens one, and there is none to open.
@@ -277,14 +302,6 @@ impl Writer<'_> {
         let tty = self.text("/dev/tty");
         let args = [AT_FDCWD.into(), tty.into(), libc::O_RDWR.into()];
         self.call("proof: no terminal", libc::SYS_openat, &args, Expect::Fails(&[ENOENT, ENXIO, EACCES]));
-        self.wall = Wall::Root;
-        self.call("set the mode of new files", libc::SYS_umask, &[0o022.into()], Expect::Ok);
-        let program = self.text(self.plan.program.as_os_str().as_bytes());
-        let argv = self.program.texts(self.plan.argv.iter().map(|argument| argument.as_bytes()));
-        let env: Vec<Vec<u8>> =
-            self.plan.env.iter().map(|(name, value)| [name.as_bytes(), b"=", value.as_bytes()].concat()).collect();
-        let env = self.program.texts(&env);
-        self.call(EXEC, libc::SYS_execve, &[program.into(), argv.into(), env.into()], Expect::Ok);
     }
 }
 

@@ -186,6 +186,18 @@ impl Remote {
     }
 }
 
+impl RemoteEnd {
+    /// Waits until `done` has nobody left to write to it, or until the run is asked to end: then an error of kind
+    /// `Interrupted`.
+    pub fn wait_or_end(remote: Option<&RemoteEnd>, done: &impl AsFd) -> io::Result<()> {
+        let mut fds = vec![PollFd::new(done, PollFlags::IN)];
+        fds.extend(remote.map(|remote| PollFd::new(&remote.0, PollFlags::IN)));
+        rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, None))?;
+        let is_asked = fds.get(1).is_some_and(|remote| remote.revents().contains(PollFlags::IN));
+        if is_asked { Err(io::Error::new(io::ErrorKind::Interrupted, "the run was asked to end")) } else { Ok(()) }
+    }
+}
+
 const KILL_NOW: u8 = 0;
 /// How long a command that was asked to end may take.
 pub const GRACE: Duration = Duration::from_secs(2);
@@ -318,6 +330,9 @@ impl Plan {
         let mut walls = self.walls.clone();
         if self.asks_for(Wall::Cgroup) && group.is_none() {
             walls.insert(Wall::Cgroup, Standing::Watched);
+        }
+        if !self.omitted_rules.is_empty() {
+            walls.insert(Wall::Seccomp, Standing::Missing);
         }
         walls
     }

@@ -6,6 +6,7 @@ mod bad_input;
 mod changes;
 mod cli;
 mod crashes;
+mod crowd;
 mod documents;
 mod escapes;
 mod lifecycle;
