@@ -105,17 +105,44 @@ static CALLS: &[(&str, Call)] = &[
         let handle = [0u64; 4];
         sys!(libc::SYS_open_by_handle_at, CWD, handle.as_ptr(), libc::O_RDONLY)
     }),
+    ("get_mempolicy", || sys!(libc::SYS_get_mempolicy, NULL, NULL, 0 as c_long, NULL, 0 as c_long)),
+    ("adjtimex", || {
+        // Nothing is set: anybody may ask.
+        let mut state = [0u64; 32];
+        sys!(libc::SYS_adjtimex, state.as_mut_ptr())
+    }),
+    ("io_setup", || {
+        let mut context = 0u64;
+        sys!(libc::SYS_io_setup, 1 as c_long, &raw mut context)
+    }),
+    ("modify_ldt", || sys!(libc::SYS_modify_ldt, 0 as c_long, NULL, 0 as c_long)),
+    ("ustat", || sys!(libc::SYS_ustat, 0 as c_long, NULL)),
+    ("open_tree-plain", || sys!(libc::SYS_open_tree, CWD, TMP, libc::O_CLOEXEC)),
+    ("openat2", || {
+        let how = [0u64; 3];
+        sys!(libc::SYS_openat2, CWD, TMP, how.as_ptr(), size_of_val(&how))
+    }),
     ("memfd_secret", || sys!(libc::SYS_memfd_secret, 0 as c_long)),
     ("personality", || sys!(libc::SYS_personality, 0x004_0000 as c_long)),
     ("chmod-setuid", || {
-        let fd = sys!(
-            libc::SYS_openat,
-            CWD,
-            c"/tmp/hotcell-probe".as_ptr(),
-            libc::O_CREAT | libc::O_WRONLY | libc::O_CLOEXEC,
-            0o644
-        )?;
+        let fd = made_file()?;
         sys!(libc::SYS_fchmod, fd, 0o4755 as c_long)
+    }),
+    ("fchmodat-setuid", || {
+        made_file()?;
+        sys!(libc::SYS_fchmodat, CWD, MADE, 0o4755 as c_long)
+    }),
+    ("open-setuid", || sys!(libc::SYS_open, c"/tmp/hotcell-setid".as_ptr(), libc::O_CREAT | libc::O_WRONLY, 0o4755)),
+    ("openat-setuid", || {
+        sys!(libc::SYS_openat, CWD, c"/tmp/hotcell-setid".as_ptr(), libc::O_CREAT | libc::O_WRONLY, 0o4755)
+    }),
+    ("setrlimit-core", || {
+        let none = [0u64; 2];
+        sys!(libc::SYS_setrlimit, libc::RLIMIT_CORE as c_long, none.as_ptr())
+    }),
+    ("prlimit-init", || {
+        let some = [60u64, 60];
+        sys!(libc::SYS_prlimit64, 1 as c_long, libc::RLIMIT_CPU as c_long, some.as_ptr(), NULL)
     }),
     ("tiocsti", || sys!(libc::SYS_ioctl, 0 as c_long, c_long::from(0x5412u32), c"x".as_ptr())),
     ("tiocsti-high-bits", || sys!(libc::SYS_ioctl, 0 as c_long, 0x1_0000_5412 as c_long, c"x".as_ptr())),
@@ -140,6 +167,13 @@ static CALLS: &[(&str, Call)] = &[
     }),
     ("int80", int80),
 ];
+
+const MADE: *const c_char = c"/tmp/hotcell-probe".as_ptr();
+
+/// A file of one's own to try things on.
+fn made_file() -> io::Result<i64> {
+    sys!(libc::SYS_openat, CWD, MADE, libc::O_CREAT | libc::O_WRONLY | libc::O_CLOEXEC, 0o644)
+}
 
 /// Forks into a new namespace; the child leaves at once.
 fn clone(flag: c_int) -> io::Result<i64> {
@@ -221,6 +255,61 @@ pub fn socket(family: i32, kind: i32, protocol: i32) -> io::Result<i64> {
     // SAFETY: the descriptor made above, nobody else's.
     unsafe { libc::close(i32::try_from(fd).unwrap_or(-1)) };
     Ok(fd)
+}
+
+/// Makes a pair of sockets and closes them again.
+pub fn socketpair(family: i32, kind: i32, protocol: i32) -> io::Result<i64> {
+    let mut pair = [-1; 2];
+    // SAFETY: three numbers in, two descriptors out into an array of ours.
+    let rc = answer(c_long::from(unsafe { libc::socketpair(family, kind, protocol, pair.as_mut_ptr()) }))?;
+    for fd in pair {
+        // SAFETY: a descriptor made above, nobody else's.
+        unsafe { libc::close(fd) };
+    }
+    Ok(rc)
+}
+
+/// Becomes two further processes, the last of them in a session of its own with nobody above it, which waits.
+/// Returns in the first, when the others are there.
+pub fn leave_a_daemon() -> io::Result<()> {
+    for _ in 0..2 {
+        // SAFETY: this program has one thread; each side goes on by itself.
+        let pid = answer(c_long::from(unsafe { libc::fork() }))?;
+        if pid > 0 {
+            return Ok(());
+        }
+        // SAFETY: no arguments.
+        unsafe { libc::setsid() };
+        // SAFETY: two numbers and a null handler: the usual ways to end it do nothing.
+        unsafe { libc::signal(libc::SIGTERM, libc::SIG_IGN) };
+        // SAFETY: as above.
+        unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };
+    }
+    // Gives its streams away, so that nobody waits for their end.
+    for fd in 0..3 {
+        // SAFETY: the three streams, which this process does not use any more.
+        unsafe { libc::close(fd) };
+    }
+    std::thread::sleep(std::time::Duration::from_secs(60));
+    std::process::exit(0)
+}
+
+/// Makes a child that waits a moment.
+pub fn fork_a_sleeper(time: std::time::Duration) -> io::Result<()> {
+    // SAFETY: this program has one thread; the child sleeps and leaves without running anything of the parent's.
+    let pid = answer(c_long::from(unsafe { libc::fork() }))?;
+    if pid == 0 {
+        std::thread::sleep(time);
+        // SAFETY: as above.
+        unsafe { libc::_exit(0) };
+    }
+    Ok(())
+}
+
+/// The session this process is in; 0 for one that is outside its pid namespace.
+pub fn session() -> i32 {
+    // SAFETY: one number.
+    unsafe { libc::getsid(0) }
 }
 
 /// Sends a signal, or none (0) to ask whether it could be sent.

@@ -43,6 +43,8 @@ pub(crate) enum Command {
     Gc(GcArgs),
     /// Find out what this machine can do for this user, by trying it
     Doctor(DoctorArgs),
+    /// Try to get out of a cell in every known way, on this machine
+    Selftest(SelftestArgs),
     /// Try one escape and say how it went, as JSON (used by the tests)
     #[command(hide = true)]
     Probe(ProbeArgs),
@@ -294,6 +296,22 @@ pub(crate) struct DoctorArgs {
     /// Print the findings as JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct SelftestArgs {
+    /// Print the verdicts as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Only these: A1, A12.init, or a whole section such as C
+    #[arg(long, value_name = "ID", num_args = 1..)]
+    pub(crate) only: Vec<String>,
+    /// Leave this wall, or seccomp:RULE, out of every cell: the verdicts must turn red
+    #[arg(long, value_name = "WALL")]
+    pub(crate) without: Option<String>,
+    /// List the attempts and make none
+    #[arg(long)]
+    pub(crate) list: bool,
 }
 
 #[derive(Args, Debug)]

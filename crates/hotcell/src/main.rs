@@ -12,6 +12,7 @@ mod reference;
 mod run;
 mod runs;
 mod screen;
+mod selftest;
 mod tee;
 
 use std::ffi::OsStr;
@@ -50,6 +51,9 @@ fn others(cli: &Cli) -> Result<u8, Failure> {
         _ => {}
     }
     let host = Host::probe(std::env::vars_os())?;
+    if let Command::Selftest(args) = &cli.command {
+        return selftest::selftest(&host, args);
+    }
     let home = Home::open(&home_path(cli.home.clone(), &host)?)?;
     match &cli.command {
         Command::Ls(args) => runs::ls(&home, args)?,
@@ -62,7 +66,9 @@ fn others(cli: &Cli) -> Result<u8, Failure> {
         Command::Undo(args) => changes::undo(&home, args)?,
         Command::Gc(args) => return gc::gc(&home, args),
         Command::Doctor(args) => return doctor::doctor(&host, home.path(), args),
-        Command::Run(_) | Command::Probe(_) | Command::Reference => unreachable!("handled by the caller"),
+        Command::Run(_) | Command::Probe(_) | Command::Selftest(_) | Command::Reference => {
+            unreachable!("handled by the caller")
+        }
     }
     Ok(0)
 }

@@ -5,11 +5,12 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, OpenOptions};
-use std::io::{self, Read};
-use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs, UdpSocket};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
-use std::time::Duration;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use hotcell_base::text::shown;
 use hotcell_sys::attempt;
@@ -46,10 +47,34 @@ pub(crate) fn probe(args: &ProbeArgs) -> Result<u8, Failure> {
         "udp" => texts.iter().map(|address| tried(address, udp(address))).collect(),
         "socket" => texts.iter().map(|kind| tried(kind, socket(kind))).collect(),
         "env" => args.args.iter().map(|name| tried(name, present(std::env::var_os(name).is_some()))).collect(),
-        "caps" => status_sets(&["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"]),
+        "caps" => status_sets(&texts),
         "fds" => descriptors(),
+        "leaks" => descriptors().into_iter().take(1).collect(),
+        "open" => args.args.iter().map(|path| tried(path, fs::File::open(path))).collect(),
+        "resolve" => texts.iter().map(|address| tried(address, resolve(address))).collect(),
+        "unix" => args.args.iter().map(|name| tried(name, unix(name))).collect(),
+        "socketpair" => texts.iter().map(|kind| tried(kind, socket_pair(kind))).collect(),
+        "namespace" => texts.iter().map(|text| tried(text, present(is_namespace(text)))).collect(),
+        "parent" => vec![tried("a parent outside", present(parent() > 1))],
+        "session" => vec![tried("a session of somebody else's", present(attempt::session() == 0))],
+        "user" => texts
+            .iter()
+            .map(|uid| tried(uid, present(uid.parse() == Ok(rustix::process::geteuid().as_raw()))))
+            .collect(),
+        "privileges" => vec![tried("new privileges", present(status("NoNewPrivs") == "0"))],
+        "groups" => vec![tried("a group", present(!status("Groups").is_empty()))],
+        "host-name" => texts.iter().map(|name| tried(name, present(host_name() == *name))).collect(),
+        "link" => match &args.args[..] {
+            [from, to] => vec![tried(to, fs::hard_link(from, to))],
+            _ => Vec::new(),
+        },
+        "change" => args.args.iter().flat_map(change).collect(),
         "core" => attempt::dump_core(),
-        _ => Vec::new(),
+        _ => match act(&args.attempt, &texts) {
+            Some(Ok(())) => return Ok(0),
+            Some(Err(_)) => return Ok(1),
+            None => Vec::new(),
+        },
     };
     if tries.is_empty() {
         return Err(Failure::Usage {
@@ -77,6 +102,8 @@ const REFUSALS: &[Errno] = &[
     Errno::ADDRNOTAVAIL,
     Errno::AFNOSUPPORT,
     Errno::PROTONOSUPPORT,
+    // A link across two mounts, which are never one for a guest.
+    Errno::XDEV,
 ];
 /// Of these, a call by its number means only the first three: it names things that do not exist.
 const CALL_REFUSALS: usize = 3;
@@ -142,13 +169,9 @@ fn socket(text: &str) -> io::Result<i64> {
 }
 
 /// Capability sets: `done` if there is one in the set.
-fn status_sets(names: &[&str]) -> Vec<Value> {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let set = |name: &str| {
-        let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        u64::from_str_radix(value.unwrap_or("").trim(), 16)
-    };
-    names.iter().map(|name| tried(name, present(set(name) != Ok(0)))).collect()
+fn status_sets(names: &[String]) -> Vec<Value> {
+    let is_empty = |name: &str| u64::from_str_radix(&status(name), 16) == Ok(0);
+    names.iter().map(|name| tried(name, present(!is_empty(name)))).collect()
 }
 
 /// Descriptors other than the first three and the one that lists them; and whether the three are pipes.
@@ -157,7 +180,7 @@ fn descriptors() -> Vec<Value> {
     let listed: Vec<OsString> =
         fs::read_dir("/proc/self/fd").into_iter().flatten().flatten().map(|fd| fd.file_name()).collect();
     let leaked = listed.iter().filter(|fd| {
-        let target = fs::read_link(std::path::Path::new("/proc/self/fd").join(fd));
+        let target = fs::read_link(Path::new("/proc/self/fd").join(fd));
         let own_listing =
             target.as_ref().is_ok_and(|target| target.as_os_str().as_bytes().ends_with(b"/fd")) || target.is_err();
         !["0", "1", "2"].iter().any(|stream| fd == stream) && !own_listing
@@ -169,4 +192,170 @@ fn descriptors() -> Vec<Value> {
         tries.push(tried(format!("{fd} is a file of the host"), present(!is_pipe)));
     }
     tries
+}
+
+/// A line of this process's status.
+fn status(field: &str) -> String {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let value = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    value.unwrap_or_default().trim().to_owned()
+}
+
+fn parent() -> i32 {
+    rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get())
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// `net:[4026531840]`: whether this process is in that namespace.
+fn is_namespace(text: &str) -> bool {
+    let kind = text.split(':').next().unwrap_or_default();
+    fs::read_link(format!("/proc/self/ns/{kind}")).is_ok_and(|own| own.as_os_str() == text)
+}
+
+/// An address in any of the ways people write one.
+fn resolve(text: &str) -> io::Result<()> {
+    let mut error = absent();
+    for address in text.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, Duration::from_secs(2)) {
+            Ok(_) => return Ok(()),
+            Err(refused) => error = refused,
+        }
+    }
+    Err(error)
+}
+
+/// A unix socket by its path, or abstract with an `@`.
+fn unix(name: &OsStr) -> io::Result<()> {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixStream};
+    let address = match name.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name)?,
+        None => SocketAddr::from_pathname(name)?,
+    };
+    UnixStream::connect_addr(&address).map(drop)
+}
+
+fn socket_pair(text: &str) -> io::Result<i64> {
+    let numbers: Vec<i32> = text.split(',').filter_map(|number| number.parse().ok()).collect();
+    match numbers[..] {
+        [family, kind, protocol] => attempt::socketpair(family, kind, protocol),
+        _ => Err(Errno::INVAL.into()),
+    }
+}
+
+/// Every way to change what is at a path but opening it.
+fn change(path: &OsString) -> Vec<Value> {
+    let path = Path::new(path);
+    let beside = |what: &str| path.with_extension(what);
+    vec![
+        tried("chmod", fs::set_permissions(path, fs::Permissions::from_mode(0o640))),
+        tried("link", fs::hard_link(path, beside("link"))),
+        tried("symlink", std::os::unix::fs::symlink("x", beside("symlink"))),
+        tried("mkdir", fs::create_dir(beside("dir"))),
+        tried("truncate", OpenOptions::new().write(true).truncate(true).open(path)),
+        tried("rename", fs::rename(path, beside("renamed"))),
+        tried("unlink", fs::remove_file(beside("renamed"))),
+    ]
+}
+
+/// What uses resources rather than trying a door: done, or an error.
+fn act(name: &str, args: &[String]) -> Option<io::Result<()>> {
+    let number = |at: usize| args.get(at).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
+    let text = |at: usize| args.get(at).cloned().unwrap_or_default();
+    Some(match name {
+        "allocate" => allocate(number(0)),
+        "forks" => (0..number(0)).try_for_each(|_| attempt::fork_a_sleeper(Duration::from_millis(300))),
+        "hogs" => hogs(number(0), number(1)),
+        "threads" => threads(number(0)),
+        "descriptors" => (0..number(0)).map(|_| fs::File::open("/dev/null")).collect::<io::Result<Vec<_>>>().map(drop),
+        "fill" => fill(&text(0), number(1), number(2)),
+        "files" => (0..number(1)).try_for_each(|idx| fs::write(format!("{}/{idx}", text(0)), "")),
+        "grow" => fs::File::create(text(0)).and_then(|file| file.set_len(number(1))),
+        "append" => OpenOptions::new().append(true).open(text(0)).and_then(|mut file| file.write_all(b"more\n")),
+        "flood" => flood(number(0)),
+        "spin" => spin(number(0)),
+        "sleep" => {
+            std::thread::sleep(Duration::from_millis(number(0)));
+            Ok(())
+        }
+        "daemon" => attempt::leave_a_daemon(),
+        "swap" => swap(&text(0), &text(1), number(2)),
+        _ => return None,
+    })
+}
+
+fn allocate(mib: u64) -> io::Result<()> {
+    let len = usize::try_from(mib << 20).map_err(io::Error::other)?;
+    // Other than zero, so that every page is really there.
+    let memory = vec![1u8; len];
+    std::thread::sleep(Duration::from_millis(300));
+    std::hint::black_box(&memory);
+    Ok(())
+}
+
+/// Children that each hold some memory.
+fn hogs(n: u64, mib: u64) -> io::Result<()> {
+    let hogs: Vec<_> = (0..n)
+        .map(|_| {
+            let mut hog = std::process::Command::new("/proc/self/exe");
+            hog.args(["probe", "allocate", &mib.to_string()]).spawn()
+        })
+        .collect::<io::Result<_>>()?;
+    hogs.into_iter().try_for_each(|mut hog| match hog.wait() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(_) => Err(io::Error::other("a child was ended")),
+        Err(error) => Err(error),
+    })
+}
+
+fn threads(n: u64) -> io::Result<()> {
+    let sleep = || std::thread::sleep(Duration::from_millis(300));
+    let made: Vec<io::Result<_>> = (0..n).map(|_| std::thread::Builder::new().spawn(sleep)).collect();
+    // Those that were made are waited for, whatever became of the others.
+    let mut all = Ok(());
+    for thread in made {
+        match thread {
+            Ok(thread) => all = all.and(thread.join().map_err(|_| io::Error::other("a thread failed"))),
+            Err(error) => all = Err(error),
+        }
+    }
+    all
+}
+
+/// Files of a mebibyte each, slowly enough to be seen.
+fn fill(directory: &str, n_files: u64, pause_ms: u64) -> io::Result<()> {
+    let block = vec![7u8; 1 << 20];
+    (0..n_files).try_for_each(|idx| {
+        std::thread::sleep(Duration::from_millis(pause_ms));
+        fs::write(format!("{directory}/{idx}"), &block)
+    })
+}
+
+fn flood(mib: u64) -> io::Result<()> {
+    let block = vec![b'x'; 1 << 19];
+    for _ in 0..mib {
+        io::stdout().write_all(&block)?;
+        io::stderr().write_all(&block)?;
+    }
+    Ok(())
+}
+
+fn spin(ms: u64) -> io::Result<()> {
+    let end = Instant::now() + Duration::from_millis(ms);
+    let spinners: Vec<_> = (0..2).map(|_| std::thread::spawn(move || while Instant::now() < end {})).collect();
+    spinners.into_iter().try_for_each(|spinner| spinner.join().map_err(|_| io::Error::other("a thread failed")))
+}
+
+/// Makes a name a directory and a link by turns, as fast as it can.
+fn swap(name: &str, target: &str, n: u64) -> io::Result<()> {
+    for _ in 0..n {
+        fs::create_dir(name)?;
+        fs::remove_dir(name)?;
+        std::os::unix::fs::symlink(target, name)?;
+        fs::remove_file(name)?;
+    }
+    Ok(())
 }

@@ -1,0 +1,219 @@
+//! What attempts are made with: a directory of the selftest's own, cells, and the probe's answers.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use hotcell_cell::{Builder, Cell, Host, Limits, Report, Wall};
+use hotcell_gate::live::ProcessName;
+use serde_json::Value;
+
+use super::verdict::Missing;
+use crate::error::Failure;
+
+/// Without these a process of root's is root.
+pub(super) const PRIVILEGE: &[Wall] = &[Wall::Id, Wall::Caps, Wall::Groups];
+
+/// The selftest's own place, gone when it is dropped.
+pub(super) struct Bench {
+    pub(super) host: Host,
+    directory: PathBuf,
+    /// Left out of every cell that should be whole.
+    missing: Option<Missing>,
+    accepted: Vec<Wall>,
+}
+
+impl Bench {
+    pub(super) fn new(host: &Host, missing: Option<Missing>) -> Result<Bench, Failure> {
+        let us = ProcessName::own();
+        let directory = std::env::temp_dir().join(format!("hotcell-selftest-{}-{}", us.pid, us.start_time));
+        let accepted = crate::run::always_allowed_missing()?;
+        let bench = Bench { host: host.clone(), directory, missing, accepted };
+        bench.prepare().map_err(|source| Failure::Io {
+            message: format!("cannot use `{}`", bench.directory.display()),
+            hint: Some("give it another place: TMPDIR=DIR hotcell selftest".to_owned()),
+            source,
+        })?;
+        // On a machine where no cell stands there is nothing to try.
+        bench.bare().command(["/bin/true"]).plan(host)?.run().map_err(|source| Failure::Refused {
+            message: format!("no cell stands here: {source}"),
+            hint: "see why and what would help: hotcell doctor".to_owned(),
+        })?;
+        Ok(bench)
+    }
+
+    /// Everybody may look in, so that a control fails at nothing but the wall.
+    fn prepare(&self) -> io::Result<()> {
+        fs::create_dir(&self.directory)?;
+        fs::set_permissions(&self.directory, fs::Permissions::from_mode(0o755))?;
+        // A copy: where this program is installed, a cell's user may not get to.
+        fs::copy("/proc/self/exe", self.probe())?;
+        fs::set_permissions(self.probe(), fs::Permissions::from_mode(0o755))?;
+        self.file("secret", "selftest\n")?;
+        Ok(())
+    }
+
+    pub(super) fn is_root(&self) -> bool {
+        self.host.privileged
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// The program that makes attempts.
+    pub(super) fn probe(&self) -> PathBuf {
+        self.path("probe")
+    }
+
+    /// A file of the host's that no cell is given.
+    pub(super) fn secret(&self) -> PathBuf {
+        self.path("secret")
+    }
+
+    pub(super) fn file(&self, name: &str, text: &str) -> io::Result<PathBuf> {
+        let path = self.path(name);
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        fs::write(&path, text)?;
+        Ok(path)
+    }
+
+    /// An empty directory that any user may write to.
+    pub(super) fn dir(&self, name: &str) -> PathBuf {
+        let path = self.path(name);
+        // Made again by each attempt that wants it; an error shows when it is used.
+        let _fresh = fs::remove_dir_all(&path);
+        let _made =
+            fs::create_dir_all(&path).and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o777)));
+        path
+    }
+
+    /// A cell with every wall, but for what `--without` takes out of it.
+    pub(super) fn whole(&self) -> Builder {
+        match &self.missing {
+            Some(missing) => missing.of(self.bare()),
+            None => self.bare(),
+        }
+    }
+
+    /// A cell for a control: with every wall until the control takes some out.
+    pub(super) fn bare(&self) -> Builder {
+        let builder = Cell::builder().env("HOTCELL_PROBE", Some("yes".into()));
+        self.accepted.iter().fold(builder, |builder, wall| builder.allow_missing(*wall))
+    }
+
+    pub(super) fn probe_argv<T: AsRef<OsStr>>(&self, kind: &str, args: &[T]) -> Vec<OsString> {
+        let start = [self.probe().into_os_string(), "probe".into(), kind.into()];
+        start.into_iter().chain(args.iter().map(|one| one.as_ref().to_owned())).collect()
+    }
+
+    /// Runs a cell.
+    pub(super) fn run(&self, builder: Builder) -> Result<Report, String> {
+        let plan = builder.plan(&self.host).map_err(|error| format!("no plan: {error}"))?;
+        plan.run().map_err(|error| format!("the cell did not stand: {error}"))
+    }
+
+    /// Runs the probe under limits; how it ended.
+    pub(super) fn act<T: AsRef<OsStr>>(
+        &self,
+        builder: Builder,
+        limits: Limits,
+        kind: &str,
+        args: &[T],
+    ) -> Result<Report, String> {
+        self.run(builder.limits(limits).command(self.probe_argv(kind, args)))
+    }
+
+    /// Runs the probe; what the kernel answered.
+    pub(super) fn tries<T: AsRef<OsStr>>(&self, builder: Builder, kind: &str, args: &[T]) -> Result<Tries, String> {
+        let report = self.run(builder.command(self.probe_argv(kind, args)))?;
+        if report.exit_code != Some(0) {
+            return Err(format!("the probe ended as {}: {}", report.outcome, report.stderr.text().trim()));
+        }
+        Tries::of(&report.stdout.kept)
+    }
+
+    /// Runs the probe without any cell.
+    pub(super) fn outside<T: AsRef<OsStr>>(&self, kind: &str, args: &[T]) -> Command {
+        let argv = self.probe_argv(kind, args);
+        let mut command = Command::new(&argv[0]);
+        command.args(&argv[1..]).env("HOTCELL_PROBE", "yes");
+        command
+    }
+
+    /// Hotcell itself, with a home of its own.
+    pub(super) fn hotcell(&self, home: &Path, args: &[&str]) -> Command {
+        let mut command = Command::new(self.probe());
+        let accepted: Vec<&str> = self.accepted.iter().map(|wall| wall.name()).collect();
+        command.env("HOTCELL_HOME", home).env("HOTCELL_ALLOW_MISSING", accepted.join(",")).args(args);
+        command
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        // What is left is named after this process, and `hotcell gc` finds it.
+        let _found_later = fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// What the kernel answered to each try.
+pub(super) struct Tries(Vec<(String, String, i64)>);
+
+/// The kernel has no such call, or no such kind of socket, at all: its control means nothing.
+const UNKNOWN: &[i64] = &[38, 93, 97];
+
+impl Tries {
+    pub(super) fn of(stdout: &[u8]) -> Result<Tries, String> {
+        let none = || format!("the probe said nothing: {}", String::from_utf8_lossy(stdout).trim());
+        let value: Value = serde_json::from_slice(stdout).map_err(|_| none())?;
+        let tries = value["tries"].as_array().filter(|tries| !tries.is_empty()).ok_or_else(none)?;
+        let field = |one: &Value, name: &str| one[name].as_str().unwrap_or_default().to_owned();
+        Ok(Tries(
+            tries
+                .iter()
+                .map(|one| (field(one, "try"), field(one, "result"), one["errno"].as_i64().unwrap_or(0)))
+                .collect(),
+        ))
+    }
+
+    /// What got through, if anything did.
+    pub(super) fn through(&self) -> Option<String> {
+        let through: Vec<&str> =
+            self.0.iter().filter(|(_, result, _)| result != "refused").map(|(name, ..)| name.as_str()).collect();
+        (!through.is_empty()).then(|| format!("got through: {}", through.join(", ")))
+    }
+
+    /// As [`Tries::through`], where this answer is as good as a refusal.
+    pub(super) fn through_but(mut self, errno: i64) -> Option<String> {
+        self.0.retain(|(.., found)| *found != errno);
+        self.through()
+    }
+
+    /// What did not succeed.
+    pub(super) fn not_done(&self) -> Option<String> {
+        let failed = self.0.iter().filter(|(_, result, _)| result != "done");
+        let failed: Vec<String> = failed.map(|(name, _, errno)| format!("{name} ({errno})")).collect();
+        (!failed.is_empty()).then(|| format!("failed without the wall too: {}", failed.join(", ")))
+    }
+
+    /// What was refused although nothing stood in its way. Calls this kernel does not have are passed over, unless it
+    /// has none of them.
+    pub(super) fn refused_without(self) -> Option<String> {
+        let known: Vec<_> = self.0.iter().filter(|(.., errno)| !UNKNOWN.contains(errno)).collect();
+        if known.is_empty() {
+            return Some("this kernel has none of these calls".to_owned());
+        }
+        let refused: Vec<String> = known
+            .iter()
+            .filter(|(_, result, _)| result == "refused")
+            .map(|(name, _, errno)| format!("{name} ({errno})"))
+            .collect();
+        (!refused.is_empty()).then(|| format!("refused without the wall too: {}", refused.join(", ")))
+    }
+}
