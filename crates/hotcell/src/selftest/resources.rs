@@ -115,20 +115,35 @@ fn in_place(bench: &Bench) -> Verdict {
 }
 
 fn share(bench: &Bench) -> Verdict {
-    let used = |builder: Builder, cpus: Cpus| {
-        let report = bench.act(builder, Limits { cpus, ..Limits::default() }, "spin", &["1200"])?;
+    let used = |builder: Builder| {
+        let limits = Limits { cpus: Cpus { milli: 250 }, ..Limits::default() };
+        let report = bench.act(builder, limits, "spin", &["1200"])?;
         Ok::<f64, String>(report.cpu.as_secs_f64() / report.wall.as_secs_f64())
     };
-    match (used(bench.whole(), Cpus { milli: 250 }), used(bench.bare().omit(Wall::Cgroup), Cpus { milli: 250 })) {
-        (Err(why), _) | (_, Err(why)) => Verdict::Void(why),
-        (Ok(inside), Ok(control)) => Verdict::of(
-            inside < 0.45,
-            format!("{inside:.2} of a processor instead of 0.25"),
-            control > 0.55,
-            format!("{control:.2} of a processor without the wall: the machine is too busy to tell"),
-        ),
+    let inside = match used(bench.whole()) {
+        Ok(inside) => inside,
+        Err(why) => return Verdict::Void(why),
+    };
+    // On a busy machine nobody gets much: try again until there was more to be had.
+    let mut control = 0.0f64;
+    for _ in 0..TRIES {
+        match used(bench.bare().omit(Wall::Cgroup)) {
+            Ok(share) => control = control.max(share),
+            Err(why) => return Verdict::Void(why),
+        }
+        if control > 0.55 {
+            break;
+        }
     }
+    Verdict::of(
+        inside < 0.45,
+        format!("{inside:.2} of a processor instead of 0.25"),
+        control > 0.55,
+        format!("{control:.2} of a processor without the wall: the machine is too busy to tell"),
+    )
 }
+
+const TRIES: usize = 5;
 
 fn neighbour(bench: &Bench) -> Verdict {
     std::thread::scope(|scope| {

@@ -11,5 +11,6 @@ mod documents;
 mod escapes;
 mod lifecycle;
 mod limits;
+mod selftest;
 mod support;
 mod workspace;

@@ -97,21 +97,6 @@ impl Tries {
     }
 }
 
-impl Tries {
-    /// As [`Tries::all_through`], passing over by name what this kernel does not have at all.
-    #[track_caller]
-    pub(crate) fn all_through_that_exist(mut self) {
-        self.0.retain(|(name, _, errno)| {
-            let absent = *errno == 38;
-            if absent {
-                skip(&format!("{name}: this kernel has no such call, so its control means nothing"));
-            }
-            !absent
-        });
-        self.all_through();
-    }
-}
-
 /// Runs a probe in a whole cell.
 #[track_caller]
 pub(crate) fn walled<T: Into<OsString>>(attempt: &str, args: impl IntoIterator<Item = T>) -> Tries {
@@ -129,14 +114,6 @@ pub(crate) fn tries<T: Into<OsString>>(builder: Builder, attempt: &str, args: im
     let report = run(builder.env("HOTCELL_PROBE", Some("yes".into())).command(probe_argv(attempt, args)));
     assert_eq!(report.exit_code, Some(0), "the probe failed: {} {}", report.outcome, report.stderr.text());
     Tries::of(&report.stdout.kept)
-}
-
-/// Runs a probe without any cell.
-#[track_caller]
-pub(crate) fn unwalled<T: Into<OsString>>(attempt: &str, args: impl IntoIterator<Item = T>) -> Tries {
-    let argv = probe_argv(attempt, args);
-    let output = Command::new(&argv[0]).args(&argv[1..]).env("HOTCELL_PROBE", "yes").output().expect("the probe runs");
-    Tries::of(&output.stdout)
 }
 
 /// A directory of this test's own, with a home for hotcell in it.

@@ -74,6 +74,7 @@ fn a_copy_on_write_workspace_leaves_the_host_as_it_was_and_lists_what_changed() 
         "Modified a.txt",
         "Deleted b.txt",
         "Deleted dir/deep",
+        "Deleted dir/deep/c.txt",
         "Added dir/new.txt",
         "Modified empty",
         "Added fresh",
