@@ -62,6 +62,8 @@ pub struct Diagnosis {
     pub cgroup_version: Version,
     /// Walls and features.
     pub findings: Vec<Finding>,
+    /// What is otherwise than for root.
+    pub differences: Vec<&'static str>,
 }
 
 impl Diagnosis {
@@ -88,8 +90,30 @@ pub fn diagnose(host: &Host, scratch: &Path) -> Diagnosis {
         privileged: host.privileged,
         landlock_abi: host.landlock_abi,
         cgroup_version: host.cgroups.version(),
+        differences: differences(host, &findings),
         findings,
     }
+}
+
+/// What an ordinary user's cells do otherwise than root's, on this machine.
+fn differences(host: &Host, findings: &[Finding]) -> Vec<&'static str> {
+    let mut differences = Vec::new();
+    if host.privileged {
+        return differences;
+    }
+    differences
+        .push("a cell is you, in a user namespace where that means nothing; root's cells have an id nobody else has");
+    if findings.iter().any(|finding| finding.name == Wall::Cgroup.name() && finding.state == State::Watched) {
+        differences.push(
+            "memory, processes and cpu are watched 50 times a second, so that a tree can go beyond a limit for a moment",
+        );
+        differences
+            .push("memory that belongs to no process (memfd, System V segments and messages) does not exist inside");
+    }
+    differences.push("inotify instances and pipe pages are counted together with your own");
+    differences.push("apply and undo need to read what they check: a file without read permission for you is refused");
+    differences.push("selftest skips attempts that only root could make without the wall");
+    differences
 }
 
 type Reasons = BTreeMap<Wall, String>;

@@ -98,7 +98,7 @@ pub enum DiffError {
     },
 }
 
-/// Keeps what a run changed.
+/// Keeps what a run changed, all of it or nothing.
 pub(crate) fn keep(
     artifacts: &Path,
     run: &RunId,
@@ -108,6 +108,15 @@ pub(crate) fn keep(
 ) -> io::Result<()> {
     let directory = artifacts.join("diff");
     DirBuilder::new().mode(0o700).create(&directory)?;
+    let kept = keep_in(&directory, run, workspace, changes, layer);
+    if kept.is_err() {
+        // On a full disk, what was kept so far would take the record's place.
+        let _as_far_as_can_be = fs::remove_dir_all(&directory);
+    }
+    kept
+}
+
+fn keep_in(directory: &Path, run: &RunId, workspace: &Path, changes: &Changes, layer: &Layer) -> io::Result<()> {
     let blobs = Blobs::of(directory.join("blobs"));
     blobs.make()?;
     let host = Tree::open(workspace)?;

@@ -6,6 +6,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -31,8 +32,8 @@ pub enum Leftover {
     Draft(PathBuf),
     /// A change to a workspace that was stopped half-way.
     Pack(PackId),
-    /// Scratch of a `doctor`.
-    Doctor(PathBuf),
+    /// Scratch of a `doctor` or a `selftest`.
+    Scratch(PathBuf),
 }
 
 impl Leftover {
@@ -44,7 +45,7 @@ impl Leftover {
             Leftover::Unrecorded(path) => ("unrecorded", path.display().to_string()),
             Leftover::Draft(path) => ("draft", path.display().to_string()),
             Leftover::Pack(id) => ("pack", format!("{id} was stopped half-way")),
-            Leftover::Doctor(path) => ("doctor", path.display().to_string()),
+            Leftover::Scratch(path) => ("scratch", path.display().to_string()),
         }
     }
 }
@@ -84,13 +85,21 @@ pub fn survey(home: &Home) -> Vec<Leftover> {
     for entry in entries(&home.rollback()).iter().filter(|entry| entry.file_name() != "unfinished") {
         found.extend(drafts(&entry.path()));
     }
-    for entry in entries(home.path()) {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if name.strip_prefix("doctor-").and_then(ProcessName::parse).is_some_and(|doctor| !doctor.is_alive()) {
-            found.push(Leftover::Doctor(entry.path()));
-        }
-    }
+    found.extend(scratch(home.path(), "doctor-"));
+    found.extend(scratch(&std::env::temp_dir(), "hotcell-selftest-"));
     found
+}
+
+/// Directories of ours that are named after a process which is gone.
+fn scratch(place: &Path, prefix: &str) -> Vec<Leftover> {
+    let us = rustix::process::geteuid().as_raw();
+    let is_nobodys = |entry: &fs::DirEntry| {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let maker = name.strip_prefix(prefix).and_then(ProcessName::parse);
+        let is_ours = fs::symlink_metadata(entry.path()).is_ok_and(|file| file.is_dir() && file.uid() == us);
+        is_ours && maker.is_some_and(|maker| !maker.is_alive())
+    };
+    entries(place).iter().filter(|entry| is_nobodys(entry)).map(|entry| Leftover::Scratch(entry.path())).collect()
 }
 
 /// Clears away everything that [`survey`] finds.
@@ -146,7 +155,7 @@ fn clear_one(home: &Home, leftover: &Leftover, cleared: &mut Cleared) -> io::Res
             Ok(())
         }
         Leftover::Run(id) => end_unknown(home, id, cleared),
-        Leftover::Unrecorded(path) | Leftover::Doctor(path) => gone(fs::remove_dir_all(path)),
+        Leftover::Unrecorded(path) | Leftover::Scratch(path) => gone(fs::remove_dir_all(path)),
         Leftover::Draft(path) => gone(fs::remove_file(path)),
         Leftover::Pack(id) => {
             let recovered = Packs::of(home).recover(id).map_err(io::Error::other)?;

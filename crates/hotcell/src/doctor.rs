@@ -65,6 +65,12 @@ fn text(diagnosis: &Diagnosis) -> String {
             text.push_str(&format!("  fix: {fix}\n"));
         }
     }
+    if !diagnosis.differences.is_empty() {
+        text.push_str("\nOtherwise than as root:\n");
+        for difference in &diagnosis.differences {
+            text.push_str(&format!("- {difference}\n"));
+        }
+    }
     let verdict = if diagnosis.is_sound() { "Cells can run here." } else { "Cells with every wall cannot run here." };
     text.push_str(&format!("\n{verdict}\n"));
     text

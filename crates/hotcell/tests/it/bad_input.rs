@@ -316,4 +316,18 @@ fn a_full_home_ends_the_run_and_says_so() {
     let (code, _, said) = on_a_worse_machine(&bench, script);
     assert_eq!(code, Some(125), "{said}");
     says(&said, &["No space left on device"]);
+
+    // Full when the changes are to be kept, and full when a way back is to be kept: said, and nothing is changed.
+    let work = bench.dir("work");
+    bench.file("work/big", &"x".repeat(400_000));
+    let script = "mkdir -p \"$HOTCELL_HOME\"; mount -t tmpfs -o size=256k,mode=0700 none \"$HOTCELL_HOME\"; exec \"$0\" run -q -w \"$WORK\" -- sh -c 'head -c 600000 /dev/urandom > new'";
+    let in_work = |script: &str| on_a_worse_machine(&bench, &script.replace("$WORK", work.to_str().unwrap()));
+    let (code, _, said) = in_work(script);
+    assert_eq!(code, Some(125), "{said}");
+    says(&said, &["cannot be kept", "No space left on device"]);
+    let script = "mkdir -p \"$HOTCELL_HOME\"; mount -t tmpfs -o size=256k,mode=0700 none \"$HOTCELL_HOME\"; \"$0\" run -q --name r -w \"$WORK\" -- rm big && exec \"$0\" apply r";
+    let (code, _, said) = in_work(script);
+    assert_eq!(code, Some(1), "{said}");
+    says(&said, &["No space left on device", "hint:"]);
+    assert_eq!(std::fs::metadata(work.join("big")).unwrap().len(), 400_000);
 }

@@ -242,3 +242,50 @@ fn gc_touches_nothing_unless_it_is_told_to_and_never_what_is_not_ours() {
     assert!(!cell.exists() && victim.is_dir());
     assert!(text(&bench.output(["ls"]).stdout).contains("unknown"));
 }
+
+#[test]
+fn hotcells_of_one_home_do_not_disturb_each_other() {
+    let bench = Bench::new();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Some clear up all the time, some are killed, and the others must not notice.
+        let clearing = scope.spawn(|| {
+            let mut n_cleared = 0;
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                let output = bench.output(["gc", "--yes"]);
+                n_cleared += usize::from(text(&output.stdout).contains("cell "));
+                assert!(output.status.success(), "{}", text(&output.stderr));
+            }
+            n_cleared
+        });
+        let dying = scope.spawn(|| {
+            for round in 0..40u64 {
+                let mut child =
+                    bench.hotcell(["run", "-q", "--", "sleep", "60"]).stdout(Stdio::null()).spawn().unwrap();
+                std::thread::sleep(std::time::Duration::from_millis(round % 20));
+                child.kill().unwrap();
+                child.wait().unwrap();
+            }
+        });
+        for number in 0..40 {
+            let word = number.to_string();
+            let output =
+                bench.output(["run", "-q", "--", "sh", "-c", "echo $1 > /tmp/f; sleep 0.02; cat /tmp/f", "sh", &word]);
+            assert_eq!(
+                (output.status.code(), text(&output.stdout)),
+                (Some(0), format!("{number}\n")),
+                "{}",
+                text(&output.stderr)
+            );
+        }
+        dying.join().unwrap();
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        clearing.join().unwrap();
+    });
+    gc(&bench);
+    let runs: Value = serde_json::from_slice(&bench.output(["ls", "--json", "-n", "1000"]).stdout).unwrap();
+    let count = |outcome: &str| runs.as_array().unwrap().iter().filter(|run| run["outcome"] == outcome).count();
+    assert_eq!(count("exited"), 40);
+    assert_eq!(count("exited") + count("unknown"), runs.as_array().unwrap().len(), "{runs:#}");
+    assert!(leftovers(&bench, &bench.path("")).is_empty());
+}

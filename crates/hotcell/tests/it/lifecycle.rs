@@ -102,6 +102,8 @@ fn f3_a_supervisor_killed_at_any_moment_leaves_nothing() {
     let (bench, word) = (Bench::new(), token());
     let work = bench.dir("work");
     let rounds: u64 = if std::env::var_os("HOTCELL_SOAK").is_some() { 500 } else { 60 };
+    let mounts = || std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let mounts_before = mounts();
     for round in 0..rounds {
         let mut child = bench
             .hotcell(["run", "-w", work.to_str().unwrap(), "--", "sh", "-c", "sleep 60", "sh", &word])
@@ -120,6 +122,9 @@ fn f3_a_supervisor_killed_at_any_moment_leaves_nothing() {
         let left = cgroups_with(&run.file_name().to_string_lossy());
         assert!(left.is_empty(), "{left:?}");
     }
+    assert_eq!(mounts(), mounts_before);
+    assert_eq!(std::fs::read_dir(&work).unwrap().count(), 0);
+    assert_eq!(text(&bench.output(["gc"]).stdout), "nothing is left of any crash\n");
 }
 
 #[test]
