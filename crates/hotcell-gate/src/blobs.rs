@@ -27,18 +27,20 @@ impl Blobs {
     }
 
     /// Keeps a file's contents, holes as holes. It must be what its digest says.
-    pub(crate) fn keep(&self, mut from: &File, sha256: &str) -> io::Result<()> {
+    pub(crate) fn keep(&self, from: &File, sha256: &str) -> io::Result<()> {
         let path = self.directory.join(sha256);
         if path.exists() {
             return Ok(());
         }
         let draft = self.directory.join(format!("{sha256}.tmp"));
         let to = OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
-        copy_sparse(from, &to)?;
-        from.seek(SeekFrom::Start(0))?;
-        if digest(&to)? != sha256 {
+        let copied = copy_sparse(from, &to).and_then(|()| digest(&to)).and_then(|copied| {
+            if copied == sha256 { Ok(()) } else { Err(io::Error::other("a file changed while it was copied")) }
+        });
+        if let Err(error) = copied {
+            // Half a copy would only take room.
             fs::remove_file(&draft)?;
-            return Err(io::Error::other("a file changed while it was copied"));
+            return Err(error);
         }
         fs::rename(&draft, path)
     }

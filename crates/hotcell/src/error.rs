@@ -218,8 +218,30 @@ fn run_hint(error: &RunError) -> Option<String> {
         RunError::Wall { wall, .. } => wall_hint(*wall),
         RunError::Cgroup(_) => wall_hint(Wall::Cgroup),
         RunError::WorkingDirectory { .. } => "give one that exists inside: hotcell run -C /tmp …".to_owned(),
+        RunError::Platform { source, .. } if is_about_storage(source) => {
+            "look at the space and the rights in the home: df -h and ls -ld on it".to_owned()
+        }
         RunError::Platform { .. } => "see what this machine can do: hotcell doctor".to_owned(),
     })
+}
+
+/// Whether a disk is full, or cannot be written.
+fn is_about_storage(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind;
+    let kinds =
+        [ErrorKind::StorageFull, ErrorKind::ReadOnlyFilesystem, ErrorKind::QuotaExceeded, ErrorKind::FileTooLarge];
+    let mut cause: Option<&dyn Error> = Some(error);
+    while let Some(one) = cause {
+        if one.downcast_ref::<std::io::Error>().is_some_and(|error| kinds.contains(&error.kind())) {
+            return true;
+        }
+        // A wrapped error keeps its cause behind itself.
+        cause = match one.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
+            Some(inner) => Some(inner),
+            None => one.source(),
+        };
+    }
+    false
 }
 
 fn wall_hint(wall: Wall) -> String {
