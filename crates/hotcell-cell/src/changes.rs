@@ -347,18 +347,8 @@ fn readable_as_it_is(layer: &OwnedFd, name: &OsStr) -> Option<File> {
 
 /// The extended attributes of a file, but for the overlay's own.
 fn extended(file: &File) -> Vec<(Vec<u8>, Vec<u8>)> {
-    let mut list = vec![0u8; 64 << 10];
-    let Ok(n) = rustix::fs::flistxattr(file, &mut list) else { return Vec::new() };
-    let names = list[..n].split(|byte| *byte == 0).filter(|name| !name.is_empty());
-    let ours = |name: &&[u8]| name.starts_with(b"trusted.overlay.") || name.starts_with(b"user.overlay.");
-    let mut value = vec![0u8; 64 << 10];
-    names
-        .filter(|name| !ours(name))
-        .map(|name| {
-            let n = rustix::fs::fgetxattr(file, name, &mut value).unwrap_or(0);
-            (name.to_vec(), value[..n].to_vec())
-        })
-        .collect()
+    let ours = |name: &[u8]| name.starts_with(b"trusted.overlay.") || name.starts_with(b"user.overlay.");
+    tree::attributes(file).into_iter().filter(|(name, _)| !ours(name)).collect()
 }
 
 /// The overlay's mark for "not there any more".

@@ -5,7 +5,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
@@ -175,7 +175,7 @@ pub(crate) fn node(directory: BorrowedFd<'_>, name: &OsStr, stat: &Stat, budget:
                 Some(rest) => {
                     *budget = rest;
                     // A file we may not read is not known, which is enough to treat it as different from everything.
-                    open_file(directory, name).and_then(|mut file| digest(&mut file, size)).ok()
+                    open_file(directory, name).and_then(|file| digest_of(&file, size)).ok()
                 }
                 None => None,
             };
@@ -199,22 +199,39 @@ pub(crate) fn open_file(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<F
 }
 
 /// The digest of a file that has this length; an error if it has another.
-fn digest(file: &mut File, size: u64) -> io::Result<String> {
+fn digest_of(file: &File, size: u64) -> io::Result<String> {
+    let (digest, n_read) = digest(file)?;
+    if n_read == size { Ok(digest) } else { Err(io::Error::other("it changed while it was read")) }
+}
+
+/// The SHA-256 of a file from its beginning, in hexadecimal, and its length.
+pub fn digest(mut file: &File) -> io::Result<(String, u64)> {
+    file.seek(SeekFrom::Start(0))?;
     let mut hash = Sha256::new();
     let mut buffer = vec![0u8; 64 << 10];
     let mut n_read = 0;
     loop {
         let n = file.read(&mut buffer)?;
         if n == 0 {
-            break;
+            return Ok((hex(&hash.finalize()), n_read));
         }
         n_read += n as u64;
         hash.update(&buffer[..n]);
     }
-    if n_read != size {
-        return Err(io::Error::other("it changed while it was read"));
-    }
-    Ok(hex(&hash.finalize()))
+}
+
+/// The extended attributes of a file, as far as they can be read.
+pub fn attributes(file: &File) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let mut list = vec![0u8; 64 << 10];
+    let Ok(n) = rustix::fs::flistxattr(file, &mut list) else { return Vec::new() };
+    let mut value = vec![0u8; 64 << 10];
+    let names = list[..n].split(|byte| *byte == 0).filter(|name| !name.is_empty());
+    names
+        .filter_map(|name| {
+            let n = rustix::fs::fgetxattr(file, name, &mut value).ok()?;
+            Some((name.to_vec(), value[..n].to_vec()))
+        })
+        .collect()
 }
 
 /// The entries of a directory, up to one more than `most`.

@@ -6,8 +6,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use hotcell_base::exact::hex;
-use sha2::{Digest, Sha256};
+use hotcell_cell::tree;
 
 /// A directory of contents.
 #[derive(Clone, Debug)]
@@ -87,17 +86,9 @@ pub(crate) fn copy_sparse(mut from: &File, mut to: &File) -> io::Result<()> {
     to.flush()
 }
 
-/// The digest of a whole file, wherever it was read to before.
-pub(crate) fn digest(mut file: &File) -> io::Result<String> {
-    file.seek(SeekFrom::Start(0))?;
-    let mut hash = Sha256::new();
-    let mut buffer = vec![0u8; 64 << 10];
-    loop {
-        match file.read(&mut buffer)? {
-            0 => return Ok(hex(&hash.finalize())),
-            n => hash.update(&buffer[..n]),
-        }
-    }
+/// The digest of a whole file.
+pub(crate) fn digest(file: &File) -> io::Result<String> {
+    tree::digest(file).map(|(digest, _)| digest)
 }
 
 /// Writes what is in memory of a directory's whole filesystem to storage.

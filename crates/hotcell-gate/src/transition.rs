@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use hotcell_base::text::shown;
-use hotcell_cell::tree::{Node, Tree};
+use hotcell_cell::tree::{self, Node, Tree};
 use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid};
 use std::os::unix::ffi::OsStrExt;
 
@@ -338,14 +338,9 @@ fn own(directory: BorrowedFd<'_>, name: &[u8], owner: Option<(u32, u32)>) -> io:
 
 /// Copies extended attributes, as far as we may read and set them.
 pub(crate) fn copy_attributes(from: &File, to: &File) {
-    let mut list = vec![0u8; 64 << 10];
-    let Ok(n) = rustix::fs::flistxattr(from, &mut list) else { return };
-    let mut value = vec![0u8; 64 << 10];
-    for name in list[..n].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
-        if let Ok(n) = rustix::fs::fgetxattr(from, name, &mut value) {
-            // A label only the machine may give, or a filesystem without attributes.
-            let _as_far_as_we_may = rustix::fs::fsetxattr(to, name, &value[..n], rustix::fs::XattrFlags::empty());
-        }
+    for (name, value) in tree::attributes(from) {
+        // A label only the machine may give, or a filesystem without attributes.
+        let _as_far_as_we_may = rustix::fs::fsetxattr(to, &name[..], &value, rustix::fs::XattrFlags::empty());
     }
 }
 

@@ -20,13 +20,17 @@ pub(crate) fn apply(home: &Home, args: &ApplyArgs) -> Result<(), Failure> {
         screen::note(&format!("left out {path}: pipes, sockets and devices are not applied"));
     }
     if args.json {
-        return print(&format!("{:#}\n", json!({ "pack": applied.pack, "left_out": applied.left_out.len() })));
+        return screen::answer(format!("{:#}\n", json!({ "pack": applied.pack, "left_out": applied.left_out.len() })));
     }
     let Some(pack) = applied.pack else {
-        return print("nothing to apply\n");
+        return screen::answer("nothing to apply\n");
     };
     let workspace = shown(pack.workspace.0.as_os_str().as_encoded_bytes());
-    print(&format!("applied  {} changes to {workspace}\nundo     hotcell undo {}\n", pack.entries.len(), pack.pack_id))
+    screen::answer(format!(
+        "applied  {} changes to {workspace}\nundo     hotcell undo {}\n",
+        pack.entries.len(),
+        pack.pack_id
+    ))
 }
 
 pub(crate) fn undo(home: &Home, args: &UndoArgs) -> Result<(), Failure> {
@@ -35,16 +39,16 @@ pub(crate) fn undo(home: &Home, args: &UndoArgs) -> Result<(), Failure> {
     let Some(id) = &args.id else { return list(&packs, args.json) };
     let pack = packs.undo(id)?;
     if args.json {
-        return print(&format!("{:#}\n", json!({ "pack": pack })));
+        return screen::answer(format!("{:#}\n", json!({ "pack": pack })));
     }
     let workspace = shown(pack.workspace.0.as_os_str().as_encoded_bytes());
-    print(&format!("undone   {}: {} paths of {workspace} are as they were\n", pack.pack_id, pack.entries.len()))
+    screen::answer(format!("undone   {}: {} paths of {workspace} are as they were\n", pack.pack_id, pack.entries.len()))
 }
 
 fn list(packs: &Packs, as_json: bool) -> Result<(), Failure> {
     let packs = packs.list();
     if as_json {
-        return print(&format!("{:#}\n", json!(packs)));
+        return screen::answer(format!("{:#}\n", json!(packs)));
     }
     if packs.is_empty() {
         screen::note("nothing was applied yet");
@@ -52,7 +56,7 @@ fn list(packs: &Packs, as_json: bool) -> Result<(), Failure> {
     }
     let mut rows = vec![["ID", "RUN", "STATE", "PATHS", "TREE"].map(str::to_owned).to_vec()];
     rows.extend(packs.iter().map(row));
-    print(&screen::table(&rows))
+    screen::answer(screen::table(&rows))
 }
 
 fn row(pack: &Pack) -> Vec<String> {
@@ -66,12 +70,4 @@ fn row(pack: &Pack) -> Vec<String> {
     };
     let workspace = shown(pack.workspace.0.as_os_str().as_encoded_bytes());
     vec![pack.pack_id.to_string(), pack.run_id.to_string(), state.to_owned(), pack.entries.len().to_string(), workspace]
-}
-
-fn print(text: &str) -> Result<(), Failure> {
-    screen::data(text).map_err(|source| Failure::Io {
-        message: "cannot write to stdout".to_owned(),
-        hint: None,
-        source,
-    })
 }

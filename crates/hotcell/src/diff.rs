@@ -32,11 +32,7 @@ pub(crate) fn diff(home: &Home, args: &DiffArgs) -> Result<(), Failure> {
     } else {
         patch(&diff, std::io::stdout().is_terminal())
     };
-    screen::bytes(&out).map_err(|source| Failure::Io {
-        message: "cannot write to stdout".to_owned(),
-        hint: None,
-        source,
-    })
+    screen::answer(&out)
 }
 
 /// The two sides of a file or link as text, and none if either is no text or was not kept.

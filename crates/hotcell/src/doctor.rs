@@ -27,11 +27,7 @@ pub(crate) fn doctor(host: &Host, home: &Path, args: &DoctorArgs) -> Result<u8, 
     } else {
         text(&diagnosis)
     };
-    screen::data(&text).map_err(|source| Failure::Io {
-        message: "cannot write to stdout".to_owned(),
-        hint: None,
-        source,
-    })?;
+    screen::answer(&text)?;
     Ok(if diagnosis.is_sound() { 0 } else { 4 })
 }
 

@@ -15,11 +15,7 @@ pub(crate) fn gc(home: &Home, args: &GcArgs) -> Result<u8, Failure> {
     let found = gc::survey(home);
     let cleared = if args.yes { gc::clear(home) } else { Cleared::default() };
     let text = if args.json { as_json(&found, args.yes, &cleared) } else { as_text(&found, args.yes, &cleared) };
-    screen::data(&text).map_err(|source| Failure::Io {
-        message: "cannot write to stdout".to_owned(),
-        hint: None,
-        source,
-    })?;
+    screen::answer(&text)?;
     say(&cleared);
     Ok(u8::from(!cleared.failed.is_empty()))
 }

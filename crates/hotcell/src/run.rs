@@ -60,7 +60,7 @@ fn try_run(args: &RunArgs, home: Option<PathBuf>) -> Result<u8, Failure> {
         let home_path = std::fs::canonicalize(&home_path).unwrap_or(home_path);
         let plan = plan(args, &host, &home_path)?;
         let text = if args.json { explain::json(&plan) } else { explain::text(&plan, args) };
-        screen::data(&text).map_err(closed)?;
+        screen::answer(&text)?;
         return Ok(0);
     }
     let stdin = stdin(&args.stdin)?;
@@ -78,7 +78,7 @@ fn try_run(args: &RunArgs, home: Option<PathBuf>) -> Result<u8, Failure> {
     let (record, timings) = pass_the_gate(args, &home, &plan, stdin, &remote_end)?;
     if args.json {
         let text = serde_json::to_string_pretty(&record).expect("a record is plain data");
-        screen::data(&format!("{text}\n")).map_err(closed)?;
+        screen::answer(format!("{text}\n"))?;
     } else if !args.quiet {
         screen::note(&ending(&record));
     }
@@ -206,11 +206,6 @@ fn unreadable_input(name: &str, source: std::io::Error) -> Failure {
         hint: Some("give a file that can be read, - or null: hotcell run --stdin FILE …".to_owned()),
         source,
     }
-}
-
-fn closed(source: std::io::Error) -> Failure {
-    let hint = Some("give it somewhere to go: hotcell … > FILE".to_owned());
-    Failure::Io { message: "the result could not be printed on stdout".to_owned(), hint, source }
 }
 
 /// Passes Ctrl-C and its like on to the run.

@@ -14,14 +14,6 @@ use crate::cli::{LogsArgs, LsArgs, RmArgs, ShowArgs, StopArgs};
 use crate::error::Failure;
 use crate::screen;
 
-fn print(text: &str) -> Result<(), Failure> {
-    screen::data(text).map_err(|source| Failure::Io {
-        message: "cannot write to stdout".to_owned(),
-        hint: None,
-        source,
-    })
-}
-
 fn is_running(home: &Home, record: &Record) -> bool {
     record.outcome.is_none() && LiveCell::find(home, &record.run_id).is_some_and(|cell| cell.supervisor.is_alive())
 }
@@ -38,7 +30,7 @@ pub(crate) fn ls(home: &Home, args: &LsArgs) -> Result<(), Failure> {
     let wanted = |record: &Record| args.label.iter().all(|(key, value)| record.labels.get(key) == Some(value));
     let runs: Vec<Record> = Runs::of(home).list()?.into_iter().filter(wanted).take(args.limit).collect();
     if args.json {
-        return print(&format!("{}\n", serde_json::to_string_pretty(&runs).expect("records are plain data")));
+        return screen::answer(format!("{}\n", serde_json::to_string_pretty(&runs).expect("records are plain data")));
     }
     if runs.is_empty() {
         screen::note("no runs yet; start one: hotcell run -- echo hello");
@@ -58,7 +50,7 @@ pub(crate) fn ls(home: &Home, args: &LsArgs) -> Result<(), Failure> {
             short(&record.command.join(" "), 60),
         ]);
     }
-    print(&screen::table(&rows))
+    screen::answer(screen::table(&rows))
 }
 
 fn short(text: &str, len: usize) -> String {
@@ -68,7 +60,7 @@ fn short(text: &str, len: usize) -> String {
 pub(crate) fn show(home: &Home, args: &ShowArgs) -> Result<(), Failure> {
     let record = Runs::of(home).find(&args.run)?;
     if args.json {
-        return print(&format!("{}\n", serde_json::to_string_pretty(&record).expect("a record is plain data")));
+        return screen::answer(format!("{}\n", serde_json::to_string_pretty(&record).expect("a record is plain data")));
     }
     let mut rows: Vec<Vec<String>> = Vec::new();
     let mut row = |name: &str, value: String| rows.push(vec![name.to_owned(), value]);
@@ -129,7 +121,7 @@ pub(crate) fn show(home: &Home, args: &ShowArgs) -> Result<(), Failure> {
         }
     }
     row("artifacts", record.artifacts.display().to_string());
-    print(&screen::table(&rows))
+    screen::answer(screen::table(&rows))
 }
 
 /// How often a followed log is looked at.

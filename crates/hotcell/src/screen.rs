@@ -2,6 +2,8 @@
 
 use std::io::{self, Write};
 
+use crate::error::Failure;
+
 /// Writes text to stdout; says whether it arrived.
 pub(crate) fn data(text: &str) -> io::Result<()> {
     bytes(text.as_bytes())
@@ -15,6 +17,15 @@ pub(crate) fn bytes(bytes: &[u8]) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     stdout.write_all(bytes)?;
     stdout.flush()
+}
+
+/// Writes an answer to stdout, or fails with it.
+pub(crate) fn answer(text: impl AsRef<[u8]>) -> Result<(), Failure> {
+    bytes(text.as_ref()).map_err(|source| Failure::Io {
+        message: "the answer could not be printed on stdout".to_owned(),
+        hint: Some("give it somewhere to go: hotcell … > FILE".to_owned()),
+        source,
+    })
 }
 
 /// Writes a note to stderr. Nobody listening is no reason to stop.

@@ -17,6 +17,16 @@ use crate::error::Failure;
 /// Without these a process of root's is root.
 pub(super) const PRIVILEGE: &[Wall] = &[Wall::Id, Wall::Caps, Wall::Groups];
 
+/// Words as arguments.
+pub(super) fn words(words: &[&str]) -> Vec<OsString> {
+    words.iter().map(Into::into).collect()
+}
+
+/// A cell with walls left out.
+pub(super) fn omit(builder: Builder, walls: &[Wall]) -> Builder {
+    walls.iter().fold(builder, |builder, wall| builder.omit(*wall))
+}
+
 /// The selftest's own place, gone when it is dropped.
 pub(super) struct Bench {
     pub(super) host: Host,

@@ -11,8 +11,8 @@ use hotcell_base::{Bytes, Outcome};
 use hotcell_cell::tree::{Node, Special};
 use hotcell_cell::{Builder, Limits, Mode, MountRequest, Wall};
 
-use super::bench::{Bench, PRIVILEGE};
-use super::verdict::{Attempt, Verdict, Who, other, probe, rule, skip};
+use super::bench::{Bench, PRIVILEGE, words};
+use super::verdict::{Attempt, Verdict, Who, judge, other, probe, rule, skip};
 
 const ROOT: &[Wall] = &[Wall::Root];
 const ROOT_AND_PRIVILEGE: &[Wall] = &[Wall::Root, Wall::Id, Wall::Caps, Wall::Groups];
@@ -87,10 +87,6 @@ pub(super) fn attempts() -> Vec<Attempt> {
         other("A20", "inject into logs by file names", hostile_names),
         skip("A22", "execute from writable places", "not promised: scratch and workspaces are executable"),
     ]
-}
-
-fn words(words: &[&str]) -> Vec<OsString> {
-    words.iter().map(Into::into).collect()
 }
 
 fn home_files(bench: &Bench) -> Vec<OsString> {
@@ -221,13 +217,10 @@ fn init_files(bench: &Bench) -> Verdict {
         .collect();
     // The control: the same files of a process that is the guest's own.
     let own = ["/proc/self/environ", "/proc/self/maps", "/proc/self/exe"];
-    match (bench.tries(bench.whole(), "read", &inside), bench.tries(bench.bare(), "read", &own)) {
-        (Err(why), _) | (_, Err(why)) => Verdict::Void(why),
-        (Ok(inside), Ok(own)) => {
-            let (through, refused) = (inside.through(), own.refused_without());
-            Verdict::of(through.is_none(), through.unwrap_or_default(), refused.is_none(), refused.unwrap_or_default())
-        }
-    }
+    judge(bench.tries(bench.whole(), "read", &inside), bench.tries(bench.bare(), "read", &own), |inside, own| {
+        let (through, refused) = (inside.through(), own.refused_without());
+        Verdict::of(through.is_none(), through.unwrap_or_default(), refused.is_none(), refused.unwrap_or_default())
+    })
 }
 
 /// The mistake: a descriptor without close-on-exec in the process that starts cells.

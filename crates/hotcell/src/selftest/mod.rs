@@ -67,7 +67,7 @@ pub(crate) fn selftest(host: &Host, args: &SelftestArgs) -> Result<u8, Failure> 
         });
     }
     if args.list {
-        return print(&list(&chosen, args.json)).map(|()| 0);
+        return screen::answer(list(&chosen, args.json)).map(|()| 0);
     }
     let bench = Bench::new(host, missing)?;
     let mut results = Vec::new();
@@ -75,7 +75,7 @@ pub(crate) fn selftest(host: &Host, args: &SelftestArgs) -> Result<u8, Failure> 
         let begun = Instant::now();
         let verdict = attempt.make(&bench);
         if !args.json {
-            print(&format!("{}\n", line(attempt, &verdict)))?;
+            screen::answer(format!("{}\n", line(attempt, &verdict)))?;
         }
         results.push((attempt, verdict, begun.elapsed().as_secs_f64() * 1e3));
     }
@@ -93,9 +93,9 @@ pub(crate) fn selftest(host: &Host, args: &SelftestArgs) -> Result<u8, Failure> 
             "held": held, "escaped": escaped, "void": void, "skipped": skipped,
             "attempts": attempts.collect::<Vec<_>>(),
         });
-        print(&format!("{object:#}\n"))?;
+        screen::answer(format!("{object:#}\n"))?;
     } else {
-        print(&format!("\n{held} held, {escaped} ESCAPED, {void} VOID, {skipped} skipped\n"))?;
+        screen::answer(format!("\n{held} held, {escaped} ESCAPED, {void} VOID, {skipped} skipped\n"))?;
     }
     Ok(u8::from(escaped + void > 0))
 }
@@ -145,12 +145,4 @@ fn list(chosen: &[&Attempt], as_json: bool) -> String {
             .map(|attempt| vec![attempt.id.to_owned(), attempt.what.to_owned(), attempt.missed().unwrap_or_default()]),
     );
     screen::table(&rows)
-}
-
-fn print(text: &str) -> Result<(), Failure> {
-    screen::data(text).map_err(|source| Failure::Io {
-        message: "cannot write to stdout".to_owned(),
-        hint: None,
-        source,
-    })
 }

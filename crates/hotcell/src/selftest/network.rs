@@ -1,13 +1,12 @@
 //! D: network, of which a cell has none.
 
-use std::ffi::OsString;
 use std::net::{TcpListener, UdpSocket};
 use std::path::Path;
 
 use hotcell_cell::{Builder, Wall};
 
-use super::bench::{Bench, Tries};
-use super::verdict::{Attempt, Verdict, Who, other, probe, rule};
+use super::bench::{Bench, Tries, omit, words};
+use super::verdict::{Attempt, Verdict, Who, judge, other, probe, rule};
 
 const NETWORK: &[Wall] = &[Wall::Net, Wall::LandlockTcp];
 
@@ -43,23 +42,12 @@ pub(super) fn attempts() -> Vec<Attempt> {
     ]
 }
 
-fn words(words: &[&str]) -> Vec<OsString> {
-    words.iter().map(Into::into).collect()
-}
-
-fn omit(builder: Builder, walls: &[Wall]) -> Builder {
-    walls.iter().fold(builder, |builder, wall| builder.omit(*wall))
-}
-
 fn compare(bench: &Bench, kind: &str, args: &[String], open: &[Wall], missing: &[Wall]) -> Verdict {
     let inside = bench.tries(omit(bench.whole(), open), kind, args).map(|tries| tries.through());
     let control = bench.tries(omit(bench.bare(), &[open, missing].concat()), kind, args);
-    match (inside, control.map(|tries: Tries| tries.not_done())) {
-        (Err(why), _) | (_, Err(why)) => Verdict::Void(why),
-        (Ok(through), Ok(failed)) => {
-            Verdict::of(through.is_none(), through.unwrap_or_default(), failed.is_none(), failed.unwrap_or_default())
-        }
-    }
+    judge(inside, control.map(|tries: Tries| tries.not_done()), |through, failed| {
+        Verdict::of(through.is_none(), through.unwrap_or_default(), failed.is_none(), failed.unwrap_or_default())
+    })
 }
 
 fn tcp(bench: &Bench, open: &[Wall], missing: &[Wall]) -> Verdict {
@@ -96,12 +84,9 @@ fn shell(bench: &Bench) -> Verdict {
     let script = format!("exec 3<>/dev/tcp/127.0.0.1/{}", listener.0.port());
     let knock =
         |builder: Builder| bench.run(builder.command(["/bin/bash", "-c", &script])).map(|report| report.exit_code);
-    match (knock(bench.whole()), knock(omit(bench.bare(), NETWORK))) {
-        (Err(why), _) | (_, Err(why)) => Verdict::Void(why),
-        (Ok(inside), Ok(control)) => {
-            Verdict::of(inside != Some(0), "connected", control == Some(0), "does not connect without the walls either")
-        }
-    }
+    judge(knock(bench.whole()), knock(omit(bench.bare(), NETWORK)), |inside, control| {
+        Verdict::of(inside != Some(0), "connected", control == Some(0), "does not connect without the walls either")
+    })
 }
 
 fn odd_addresses(bench: &Bench) -> Verdict {

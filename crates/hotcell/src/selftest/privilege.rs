@@ -7,8 +7,8 @@ use std::path::Path;
 use hotcell_base::Outcome;
 use hotcell_cell::{Builder, Mode, MountRequest, Standing, Wall, seccomp};
 
-use super::bench::{Bench, PRIVILEGE};
-use super::verdict::{Attempt, Missing, Verdict, Who, other, probe, rule, skip};
+use super::bench::{Bench, PRIVILEGE, words};
+use super::verdict::{Attempt, Missing, Verdict, Who, judge, other, probe, rule, skip};
 
 const MOUNT_CALLS: &[&str] = &[
     "mount",
@@ -46,35 +46,35 @@ const HOST: &[Wall] = &[Wall::Root, Wall::Id, Wall::Caps, Wall::Groups];
 
 pub(super) fn attempts() -> Vec<Attempt> {
     vec![
-        probe("C1", "get a capability back by executing", "caps", |_| calls(&["CapBnd"]), &[Wall::Caps]),
+        probe("C1", "get a capability back by executing", "caps", |_| words(&["CapBnd"]), &[Wall::Caps]),
         probe(
             "C1.sets",
             "use a capability that is left in any set",
             "caps",
-            |_| calls(&["CapPrm", "CapEff", "CapBnd"]),
+            |_| words(&["CapPrm", "CapEff", "CapBnd"]),
             PRIVILEGE,
         ),
-        probe("C1.inherited", "inherit a capability", "caps", |_| calls(&["CapInh", "CapAmb"]), PRIVILEGE)
+        probe("C1.inherited", "inherit a capability", "caps", |_| words(&["CapInh", "CapAmb"]), PRIVILEGE)
             .only(Who::User),
-        rule("C2", "make a user namespace by unshare", "call", |_| calls(&["unshare-user"]), "namespaces"),
-        rule("C2.clone", "make a user namespace by clone", "call", |_| calls(&["clone-user"]), "clone"),
+        rule("C2", "make a user namespace by unshare", "call", |_| words(&["unshare-user"]), "namespaces"),
+        rule("C2.clone", "make a user namespace by clone", "call", |_| words(&["clone-user"]), "clone"),
         rule(
             "C2.clone3",
             "make a user namespace by clone3",
             "call",
-            |_| calls(&["clone3-user"]),
+            |_| words(&["clone3-user"]),
             "unreadable arguments",
         ),
-        rule("C3", "enter a namespace", "call", |_| calls(&["setns"]), "namespaces").open(PRIVILEGE),
-        rule("C4", "change the mounts, with every capability", "call", |_| calls(MOUNT_CALLS), "mounts").open(LOOSE),
-        probe("C4.caps", "change the mounts, without the filter", "call", |_| calls(MOUNT_CALLS), LOOSE)
+        rule("C3", "enter a namespace", "call", |_| words(&["setns"]), "namespaces").open(PRIVILEGE),
+        rule("C4", "change the mounts, with every capability", "call", |_| words(MOUNT_CALLS), "mounts").open(LOOSE),
+        probe("C4.caps", "change the mounts, without the filter", "call", |_| words(MOUNT_CALLS), LOOSE)
             .open(&[Wall::Seccomp]),
-        rule("C4.plain", "take a descriptor of a mount", "call", |_| calls(&["open_tree-plain"]), "mounts"),
+        rule("C4.plain", "take a descriptor of a mount", "call", |_| words(&["open_tree-plain"]), "mounts"),
         rule(
             "C5",
             "io_uring, whose operations no filter sees",
             "call",
-            |_| calls(&["io_uring_setup", "io_uring_enter", "io_uring_register"]),
+            |_| words(&["io_uring_setup", "io_uring_enter", "io_uring_register"]),
             "io_uring",
         ),
         other("C6", "32-bit calls", |bench| other_architecture(bench, "int80")),
@@ -89,49 +89,49 @@ pub(super) fn attempts() -> Vec<Attempt> {
             "C11",
             "calls that kernel exploits begin with",
             "call",
-            |_| calls(&["userfaultfd", "add_key", "keyctl", "request_key", "memfd_secret", "get_mempolicy"]),
+            |_| words(&["userfaultfd", "add_key", "keyctl", "request_key", "memfd_secret", "get_mempolicy"]),
             "kernel attack surface",
         ),
-        rule("C11.persona", "switch address randomisation off", "call", |_| calls(&["personality"]), "personality"),
+        rule("C11.persona", "switch address randomisation off", "call", |_| words(&["personality"]), "personality"),
         rule(
             "C11.clock",
             "read or steer the machine's clock discipline",
             "call",
-            |_| calls(&["adjtimex"]),
+            |_| words(&["adjtimex"]),
             "the machine",
         ),
         rule(
             "C11.aio",
             "take the machine's asynchronous contexts",
             "call",
-            |_| calls(&["io_setup"]),
+            |_| words(&["io_setup"]),
             "older asynchronous files",
         ),
-        rule("C11.other", "calls nobody thought of", "call", |_| calls(&["modify_ldt", "ustat"]), "unlisted"),
-        probe("C11.root", "steer the machine, with every capability", "call", |_| calls(ROOT_CALLS), &[Wall::Seccomp])
+        rule("C11.other", "calls nobody thought of", "call", |_| words(&["modify_ldt", "ustat"]), "unlisted"),
+        probe("C11.root", "steer the machine, with every capability", "call", |_| words(ROOT_CALLS), &[Wall::Seccomp])
             .open(LOOSE)
             .only(Who::Root),
-        rule("C11.fchmod", "make a set-id file by fchmod", "call", |_| calls(&["chmod-setuid"]), "set-id bits by path"),
+        rule("C11.fchmod", "make a set-id file by fchmod", "call", |_| words(&["chmod-setuid"]), "set-id bits by path"),
         rule(
             "C11.fchmodat",
             "make a set-id file by fchmodat",
             "call",
-            |_| calls(&["fchmodat-setuid"]),
+            |_| words(&["fchmodat-setuid"]),
             "set-id bits by directory",
         ),
-        rule("C11.open", "make a set-id file by open", "call", |_| calls(&["open-setuid"]), "set-id bits at open"),
+        rule("C11.open", "make a set-id file by open", "call", |_| words(&["open-setuid"]), "set-id bits at open"),
         rule(
             "C11.openat",
             "make a set-id file by openat",
             "call",
-            |_| calls(&["openat-setuid"]),
+            |_| words(&["openat-setuid"]),
             "set-id bits at openat",
         ),
         rule(
             "C11.prlimit",
             "limit the cell's first process",
             "call",
-            |_| calls(&["prlimit-init"]),
+            |_| words(&["prlimit-init"]),
             "limits by prlimit",
         ),
         probe("C13", "open devices beyond the harmless ones", "open", |_| there(&["/dev/ptmx"]), &[Wall::Root]),
@@ -143,7 +143,7 @@ pub(super) fn attempts() -> Vec<Attempt> {
             HOST,
         )
         .only(Who::Root),
-        probe("C13.mknod", "make a disk's device", "call", |_| calls(&["mknod-block"]), PRIVILEGE)
+        probe("C13.mknod", "make a disk's device", "call", |_| words(&["mknod-block"]), PRIVILEGE)
             .open(&[Wall::Landlock, Wall::Seccomp])
             .only(Who::Root),
         probe(
@@ -157,7 +157,7 @@ pub(super) fn attempts() -> Vec<Attempt> {
             "C14.oom",
             "steer the kernel's choice of whom to kill",
             "write",
-            |_| calls(&["/proc/self/oom_score_adj"]),
+            |_| words(&["/proc/self/oom_score_adj"]),
             &[Wall::Landlock],
         ),
         probe(
@@ -170,14 +170,10 @@ pub(super) fn attempts() -> Vec<Attempt> {
         .only(Who::Root),
         other("C16", "have a wall reported that does not stand", reported_walls),
         other("C17", "make one missing path take the whole fence away", missing_path),
-        probe("C18", "set the clock", "call", |_| calls(&["clock_settime"]), &[Wall::Seccomp])
+        probe("C18", "set the clock", "call", |_| words(&["clock_settime"]), &[Wall::Seccomp])
             .open(LOOSE)
             .only(Who::Root),
     ]
-}
-
-fn calls(names: &[&str]) -> Vec<OsString> {
-    names.iter().map(Into::into).collect()
 }
 
 /// Of these, what this machine has.
@@ -188,19 +184,16 @@ fn there(paths: &[&str]) -> Vec<OsString> {
 fn other_architecture(bench: &Bench, way: &str) -> Verdict {
     let make = |builder: Builder| bench.run(builder.command(bench.probe_argv("call", &[way])));
     const SIGSYS: i32 = 31;
-    match (make(bench.whole()), make(Missing::Rule(seccomp::ARCHITECTURE).of(bench.bare()))) {
-        (Err(why), _) | (_, Err(why)) => Verdict::Void(why),
-        (Ok(inside), Ok(control)) => {
-            let killed = (inside.outcome, inside.signal) == (Outcome::Signaled, Some(SIGSYS));
-            let reached = control.outcome == Outcome::Exited && control.stdout.text().contains("\"done\"");
-            if killed && !reached {
-                return Verdict::Skipped(
-                    "killed inside; this kernel has no such calls, so its control means nothing".to_owned(),
-                );
-            }
-            Verdict::of(killed, format!("not killed: {}", inside.stdout.text().trim()), reached, "")
+    judge(make(bench.whole()), make(Missing::Rule(seccomp::ARCHITECTURE).of(bench.bare())), |inside, control| {
+        let killed = (inside.outcome, inside.signal) == (Outcome::Signaled, Some(SIGSYS));
+        let reached = control.outcome == Outcome::Exited && control.stdout.text().contains("\"done\"");
+        if killed && !reached {
+            return Verdict::Skipped(
+                "killed inside; this kernel has no such calls, so its control means nothing".to_owned(),
+            );
         }
-    }
+        Verdict::of(killed, format!("not killed: {}", inside.stdout.text().trim()), reached, "")
+    })
 }
 
 fn reported_walls(bench: &Bench) -> Verdict {

@@ -9,8 +9,8 @@ use std::process::Stdio;
 use hotcell_base::Outcome;
 use hotcell_cell::{Builder, Mode, MountRequest, Wall};
 
-use super::bench::{Bench, Tries};
-use super::verdict::{Attempt, Verdict, other, probe, rule, skip};
+use super::bench::{Bench, Tries, omit};
+use super::verdict::{Attempt, Verdict, judge, other, probe, rule, skip};
 
 const OUTSIDE: &[Wall] = &[Wall::Root, Wall::Id, Wall::Caps, Wall::Groups];
 
@@ -92,10 +92,6 @@ fn supervisor(_: &Bench) -> Vec<OsString> {
     vec![std::process::id().to_string().into()]
 }
 
-fn omit(builder: Builder, walls: &[Wall]) -> Builder {
-    walls.iter().fold(builder, |builder, wall| builder.omit(*wall))
-}
-
 fn descriptors(bench: &Bench) -> Verdict {
     let inside = match bench.tries(bench.whole(), "fds", &[""]) {
         Ok(tries) => tries.through(),
@@ -143,13 +139,10 @@ fn not_there(tries: Tries) -> Option<String> {
 }
 
 fn both(inside: Result<Option<String>, String>, control: Result<Tries, String>) -> Verdict {
-    match (inside, control) {
-        (Err(why), _) | (_, Err(why)) => Verdict::Void(why),
-        (Ok(through), Ok(control)) => {
-            let refused = control.not_done();
-            Verdict::of(through.is_none(), through.unwrap_or_default(), refused.is_none(), refused.unwrap_or_default())
-        }
-    }
+    judge(inside, control, |through, control| {
+        let refused = control.not_done();
+        Verdict::of(through.is_none(), through.unwrap_or_default(), refused.is_none(), refused.unwrap_or_default())
+    })
 }
 
 fn socket_file(bench: &Bench) -> Verdict {
@@ -239,12 +232,9 @@ fn core_file(bench: &Bench) -> Verdict {
         Ok(files.map(|file| file.file_name()).any(|name| name.to_string_lossy().starts_with("core")))
     };
     let loose = omit(bench.bare(), &[Wall::Seccomp, Wall::Rlimits]);
-    match (dumps(bench.whole()), dumps(loose)) {
-        (Err(why), _) | (_, Err(why)) => Verdict::Void(why),
-        (Ok(inside), Ok(control)) => {
-            Verdict::of(!inside, "a core file was left", control, "no core file without the walls")
-        }
-    }
+    judge(dumps(bench.whole()), dumps(loose), |inside, control| {
+        Verdict::of(!inside, "a core file was left", control, "no core file without the walls")
+    })
 }
 
 fn set_id_program(bench: &Bench) -> Verdict {
@@ -274,12 +264,9 @@ fn set_id_program(bench: &Bench) -> Verdict {
         Wall::LandlockScope,
         Wall::Caps,
     ];
-    match (is_root(bench.whole()), is_root(omit(bench.bare(), &walls))) {
-        (Err(why), _) | (_, Err(why)) => Verdict::Void(why),
-        (Ok(inside), Ok(control)) => {
-            Verdict::of(!inside, "it ran as root", control, "it does not run as root without the walls")
-        }
-    }
+    judge(is_root(bench.whole()), is_root(omit(bench.bare(), &walls)), |inside, control| {
+        Verdict::of(!inside, "it ran as root", control, "it does not run as root without the walls")
+    })
 }
 
 fn groups(bench: &Bench) -> Verdict {

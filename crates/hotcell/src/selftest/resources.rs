@@ -6,7 +6,7 @@ use hotcell_base::{Bytes, Cpus, Outcome};
 use hotcell_cell::{Builder, Limit, Limits, Mode, Report, Wall};
 
 use super::bench::{Bench, PRIVILEGE};
-use super::verdict::{Attempt, Verdict, Who, other, probe};
+use super::verdict::{Attempt, Verdict, Who, judge, other, probe};
 
 pub(super) fn attempts() -> Vec<Attempt> {
     let calls: fn(&Bench) -> Vec<std::ffi::OsString> =
@@ -93,15 +93,14 @@ fn verdict(
     control: Result<Report, String>,
     bound: impl Fn(&Report) -> bool,
 ) -> Verdict {
-    match (inside, control) {
-        (Err(why), _) | (_, Err(why)) => Verdict::Void(why),
-        (Ok(inside), Ok(control)) => Verdict::of(
+    judge(inside, control, |inside, control| {
+        Verdict::of(
             bound(&inside),
             format!("not bound: {} {}", inside.outcome, inside.stderr.text().trim()),
             (control.outcome, control.exit_code) == (Outcome::Exited, Some(0)),
             format!("fails with room enough too: {} {}", control.outcome, control.stderr.text().trim()),
-        ),
-    }
+        )
+    })
 }
 
 fn in_place(bench: &Bench) -> Verdict {

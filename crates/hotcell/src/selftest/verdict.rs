@@ -45,6 +45,18 @@ impl Verdict {
     }
 }
 
+/// Judges what came of an attempt and of its control; one that could not be made proves nothing.
+pub(super) fn judge<A, B>(
+    inside: Result<A, String>,
+    control: Result<B, String>,
+    judge: impl FnOnce(A, B) -> Verdict,
+) -> Verdict {
+    match (inside, control) {
+        (Err(why), _) | (_, Err(why)) => Verdict::Void(why),
+        (Ok(inside), Ok(control)) => judge(inside, control),
+    }
+}
+
 /// What is left out of a cell.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Missing {

@@ -7,7 +7,7 @@ use hotcell_base::{Bytes, Outcome};
 use hotcell_cell::{Builder, Limits, Wall};
 
 use super::bench::Bench;
-use super::verdict::{Attempt, Verdict, Who, other, probe};
+use super::verdict::{Attempt, Verdict, Who, judge, other, probe};
 
 pub(super) fn attempts() -> Vec<Attempt> {
     vec![
@@ -98,13 +98,12 @@ fn without(
     bound: fn(Outcome, Option<i32>) -> bool,
 ) -> Verdict {
     let run = |builder: Builder| bench.act(builder, limits(), kind, args);
-    match (run(bench.whole()), run(bench.bare().omit(wall))) {
-        (Err(why), _) | (_, Err(why)) => Verdict::Void(why),
-        (Ok(inside), Ok(control)) => Verdict::of(
+    judge(run(bench.whole()), run(bench.bare().omit(wall)), |inside, control| {
+        Verdict::of(
             bound(inside.outcome, inside.exit_code),
             format!("not bound: {}", inside.outcome),
             (control.outcome, control.exit_code) == (Outcome::Exited, Some(0)),
             format!("bound without the wall too: {} {}", control.outcome, control.stderr.text().trim()),
-        ),
-    }
+        )
+    })
 }
