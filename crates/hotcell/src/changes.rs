@@ -27,8 +27,8 @@ pub(crate) fn apply(home: &Home, args: &ApplyArgs) -> Result<(), Failure> {
     };
     let workspace = shown(pack.workspace.0.as_os_str().as_encoded_bytes());
     screen::answer(format!(
-        "applied  {} changes to {workspace}\nundo     hotcell undo {}\n",
-        pack.entries.len(),
+        "applied  {} to {workspace}\nundo     hotcell undo {}\n",
+        screen::count(pack.entries.len(), "change"),
         pack.pack_id
     ))
 }

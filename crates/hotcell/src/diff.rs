@@ -244,7 +244,8 @@ fn stat(diff: &Diff) -> String {
         rows.push(vec![word(entry.kind), shown(entry.path.0.as_os_str().as_bytes()), what]);
     }
     let more = if diff.truncated { " or more" } else { "" };
-    format!("{}{} changes{more}, +{added} -{removed} lines\n", screen::table(&rows), diff.entries.len())
+    let n = screen::count(diff.entries.len(), "change");
+    format!("{}{n}{more}, +{added} -{removed} lines\n", screen::table(&rows))
 }
 
 fn word(kind: Kind) -> String {

@@ -259,7 +259,12 @@ pub(crate) fn ending(record: &Record) -> String {
             text.push_str(&format!("\n         look: hotcell diff {0}   keep: hotcell apply {0}", record.run_id));
         }
     }
-    for attempt in &workspace.control_attempts {
+    // What is in a control directory goes without saying.
+    let attempts = &workspace.control_attempts;
+    let is_within = |path: &str| {
+        attempts.iter().any(|above| path.strip_prefix(&*above.path).is_some_and(|rest| rest.starts_with('/')))
+    };
+    for attempt in attempts.iter().filter(|attempt| !is_within(&attempt.path)) {
         let what = if attempt.blocked { "kept away from the host" } else { "it is there now: look before you use it" };
         text.push_str(&format!("\n         control file {}: {what}", attempt.path));
     }

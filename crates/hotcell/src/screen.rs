@@ -33,6 +33,12 @@ pub(crate) fn note(text: &str) {
     let _nobody_listens = writeln!(io::stderr().lock(), "{text}");
 }
 
+/// A number of things, as a person says it.
+pub(crate) fn count(n: usize, thing: &str) -> String {
+    let s = if n == 1 { "" } else { "s" };
+    format!("{n} {thing}{s}")
+}
+
 /// Columns, each as wide as its widest cell, the last one ragged.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let n_columns = rows.iter().map(Vec::len).max().unwrap_or(0);
