@@ -33,7 +33,8 @@ macro_rules! sys {
 }
 
 const NULL: *const c_void = std::ptr::null();
-const TMP: *const c_char = c"/tmp".as_ptr();
+/// Where the caller is: a place of the selftest's own, whatever wall is missing.
+const HERE: *const c_char = c".".as_ptr();
 const TMPFS: *const c_char = c"tmpfs".as_ptr();
 const NOWHERE: *const c_char = c"/hotcell-nowhere".as_ptr();
 const EMPTY: *const c_char = c"".as_ptr();
@@ -50,18 +51,18 @@ static CALLS: &[(&str, Call)] = &[
         let fd = sys!(libc::SYS_openat, CWD, c"/proc/self/ns/ipc".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC)?;
         sys!(libc::SYS_setns, fd, libc::CLONE_NEWIPC)
     }),
-    ("mount", || sys!(libc::SYS_mount, TMPFS, TMP, TMPFS, 0 as c_ulong, NULL)),
-    ("umount2", || sys!(libc::SYS_umount2, TMP, libc::MNT_DETACH)),
+    ("mount", || sys!(libc::SYS_mount, TMPFS, HERE, TMPFS, 0 as c_ulong, NULL)),
+    ("umount2", || sys!(libc::SYS_umount2, HERE, libc::MNT_DETACH)),
     ("pivot_root", || sys!(libc::SYS_pivot_root, NOWHERE, NOWHERE)),
     ("chroot", || sys!(libc::SYS_chroot, c"/".as_ptr())),
-    ("open_tree", || sys!(libc::SYS_open_tree, CWD, TMP, 1 | libc::O_CLOEXEC)),
-    ("move_mount", || sys!(libc::SYS_move_mount, -1 as c_int, EMPTY, CWD, TMP, 4 as c_long)),
+    ("open_tree", || sys!(libc::SYS_open_tree, CWD, HERE, 1 | libc::O_CLOEXEC)),
+    ("move_mount", || sys!(libc::SYS_move_mount, -1 as c_int, EMPTY, CWD, HERE, 4 as c_long)),
     ("fsopen", || sys!(libc::SYS_fsopen, TMPFS, 0 as c_long)),
-    ("fspick", || sys!(libc::SYS_fspick, CWD, TMP, 0 as c_long)),
+    ("fspick", || sys!(libc::SYS_fspick, CWD, HERE, 0 as c_long)),
     ("fsmount", || sys!(libc::SYS_fsmount, -1 as c_int, 0 as c_long, 0 as c_long)),
     ("mount_setattr", || {
         let attributes = [1u64, 0, 0, 0];
-        sys!(libc::SYS_mount_setattr, CWD, TMP, 0 as c_long, attributes.as_ptr(), size_of_val(&attributes))
+        sys!(libc::SYS_mount_setattr, CWD, HERE, 0 as c_long, attributes.as_ptr(), size_of_val(&attributes))
     }),
     ("io_uring_setup", || {
         let mut parameters = [0u64; 15];
@@ -117,10 +118,10 @@ static CALLS: &[(&str, Call)] = &[
     }),
     ("modify_ldt", || sys!(libc::SYS_modify_ldt, 0 as c_long, NULL, 0 as c_long)),
     ("ustat", || sys!(libc::SYS_ustat, 0 as c_long, NULL)),
-    ("open_tree-plain", || sys!(libc::SYS_open_tree, CWD, TMP, libc::O_CLOEXEC)),
+    ("open_tree-plain", || sys!(libc::SYS_open_tree, CWD, HERE, libc::O_CLOEXEC)),
     ("openat2", || {
         let how = [0u64; 3];
-        sys!(libc::SYS_openat2, CWD, TMP, how.as_ptr(), size_of_val(&how))
+        sys!(libc::SYS_openat2, CWD, HERE, how.as_ptr(), size_of_val(&how))
     }),
     ("memfd_secret", || sys!(libc::SYS_memfd_secret, 0 as c_long)),
     ("personality", || sys!(libc::SYS_personality, 0x004_0000 as c_long)),
@@ -132,9 +133,9 @@ static CALLS: &[(&str, Call)] = &[
         made_file()?;
         sys!(libc::SYS_fchmodat, CWD, MADE, 0o4755 as c_long)
     }),
-    ("open-setuid", || sys!(libc::SYS_open, c"/tmp/hotcell-setid".as_ptr(), libc::O_CREAT | libc::O_WRONLY, 0o4755)),
+    ("open-setuid", || sys!(libc::SYS_open, c"hotcell-setid".as_ptr(), libc::O_CREAT | libc::O_WRONLY, 0o4755)),
     ("openat-setuid", || {
-        sys!(libc::SYS_openat, CWD, c"/tmp/hotcell-setid".as_ptr(), libc::O_CREAT | libc::O_WRONLY, 0o4755)
+        sys!(libc::SYS_openat, CWD, c"hotcell-setid".as_ptr(), libc::O_CREAT | libc::O_WRONLY, 0o4755)
     }),
     ("setrlimit-core", || {
         let none = [0u64; 2];
@@ -159,7 +160,7 @@ static CALLS: &[(&str, Call)] = &[
     ("ioprio-realtime", || sys!(libc::SYS_ioprio_set, 1 as c_long, 0 as c_long, (1 << 13) as c_long)),
     ("setuid-0", || sys!(libc::SYS_setresuid, 0 as c_long, 0 as c_long, 0 as c_long)),
     ("mknod-block", || {
-        sys!(libc::SYS_mknodat, CWD, c"/tmp/hotcell-disk".as_ptr(), libc::S_IFBLK | 0o600, libc::makedev(254, 0))
+        sys!(libc::SYS_mknodat, CWD, c"hotcell-disk".as_ptr(), libc::S_IFBLK | 0o600, libc::makedev(254, 0))
     }),
     ("x32", || {
         let getpid = 39;
@@ -168,7 +169,7 @@ static CALLS: &[(&str, Call)] = &[
     ("int80", int80),
 ];
 
-const MADE: *const c_char = c"/tmp/hotcell-probe".as_ptr();
+const MADE: *const c_char = c"hotcell-probe".as_ptr();
 
 /// A file of one's own to try things on.
 fn made_file() -> io::Result<i64> {

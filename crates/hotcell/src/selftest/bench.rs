@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use hotcell_cell::{Builder, Cell, Host, Limits, Report, Wall};
+use hotcell_cell::{Builder, Cell, Host, Limits, Mode, Report, Wall};
 use hotcell_gate::live::ProcessName;
 use serde_json::Value;
 
@@ -16,6 +16,9 @@ use crate::error::Failure;
 
 /// Without these a process of root's is root.
 pub(super) const PRIVILEGE: &[Wall] = &[Wall::Id, Wall::Caps, Wall::Groups];
+
+/// Where cells begin.
+const HERE: &str = "here";
 
 /// Words as arguments.
 pub(super) fn words(words: &[&str]) -> Vec<OsString> {
@@ -63,6 +66,7 @@ impl Bench {
         fs::copy("/proc/self/exe", self.probe())?;
         fs::set_permissions(self.probe(), fs::Permissions::from_mode(0o755))?;
         self.file("secret", "selftest\n")?;
+        self.fresh();
         Ok(())
     }
 
@@ -93,6 +97,11 @@ impl Bench {
         Ok(path)
     }
 
+    /// Empties the place where attempts begin.
+    pub(super) fn fresh(&self) {
+        self.dir(HERE);
+    }
+
     /// An empty directory that any user may write to.
     pub(super) fn dir(&self, name: &str) -> PathBuf {
         let path = self.path(name);
@@ -111,9 +120,10 @@ impl Bench {
         }
     }
 
-    /// A cell for a control: with every wall until the control takes some out.
+    /// A cell for a control: with every wall until the control takes some out. Where it begins is a place of the
+    /// selftest's own, also without a private root: attempts write to relative paths and to nothing else.
     pub(super) fn bare(&self) -> Builder {
-        let builder = Cell::builder().env("HOTCELL_PROBE", Some("yes".into()));
+        let builder = Cell::builder().env("HOTCELL_PROBE", Some("yes".into())).workspace(self.path(HERE), Mode::Cow);
         self.accepted.iter().fold(builder, |builder, wall| builder.allow_missing(*wall))
     }
 

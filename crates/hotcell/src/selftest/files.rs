@@ -137,7 +137,7 @@ fn swapped_links(bench: &Bench) -> Verdict {
     let _filled = fs::write(big.join("file"), vec![7u8; 16 << 20]);
     let limits = || Limits { disk: Bytes::mib(8), ..Limits::default() };
     let work = bench.dir("work");
-    let args = ["name".to_owned(), big.display().to_string(), "20000".to_owned()];
+    let args = ["name".to_owned(), big.display().to_string(), "100000".to_owned()];
     let inside = match bench.act(bench.whole().workspace(&work, Mode::Rw), limits(), "swap", &args) {
         Ok(report) => report,
         Err(why) => return Verdict::Void(why),

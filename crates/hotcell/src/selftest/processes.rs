@@ -194,8 +194,8 @@ fn by_proxy(bench: &Bench) -> Verdict {
         format!("sh -c 'cat {secret}'"),
         format!("(exec -a innocent cat {secret}) 2>/dev/null || cat {secret}"),
         format!("find {secret} -exec cat {{}} +"),
-        format!("ln -s /bin/cat /tmp/not-cat; /tmp/not-cat {secret}"),
-        format!("cp /bin/cat /tmp/copy; /tmp/copy {secret}"),
+        format!("ln -s /bin/cat not-cat; ./not-cat {secret}"),
+        format!("cp /bin/cat copy; ./copy {secret}"),
         format!("/lib64/ld-linux-x86-64.so.2 /bin/cat {secret} 2>/dev/null || cat {secret}"),
         script.display().to_string(),
     ];
@@ -239,17 +239,21 @@ fn core_file(bench: &Bench) -> Verdict {
 
 fn set_id_program(bench: &Bench) -> Verdict {
     if !bench.is_root() {
-        return Verdict::Skipped("only root can make a set-id program of root's".to_owned());
+        return Verdict::Skipped("only root can make a set-id program of another user's".to_owned());
     }
+    // Nobody's and not root's: it shows the wall as well, and is worth nothing to whoever finds it meanwhile.
+    const NOBODY: u32 = 65534;
     let work = bench.dir("work");
     let program = work.join("setid");
     let made = fs::copy(bench.probe(), &program)
-        .and_then(|_| fs::set_permissions(&program, fs::Permissions::from_mode(0o6755)));
+        .and_then(|_| std::os::unix::fs::chown(&program, Some(NOBODY), Some(NOBODY)))
+        .and_then(|()| fs::set_permissions(&program, fs::Permissions::from_mode(0o6755)));
     if let Err(error) = made {
         return Verdict::Void(error.to_string());
     }
-    let is_root = |builder: Builder| {
-        let argv = [program.as_os_str(), "probe".as_ref(), "user".as_ref(), "0".as_ref()];
+    let id = NOBODY.to_string();
+    let becomes_nobody = |builder: Builder| {
+        let argv = [program.as_os_str(), "probe".as_ref(), "user".as_ref(), id.as_ref()];
         let report = bench.run(builder.workspace(&work, Mode::Ro).command(argv))?;
         Tries::of(&report.stdout.kept).map(|tries| tries.through().is_some())
     };
@@ -264,9 +268,12 @@ fn set_id_program(bench: &Bench) -> Verdict {
         Wall::LandlockScope,
         Wall::Caps,
     ];
-    judge(is_root(bench.whole()), is_root(omit(bench.bare(), &walls)), |inside, control| {
-        Verdict::of(!inside, "it ran as root", control, "it does not run as root without the walls")
-    })
+    let verdict =
+        judge(becomes_nobody(bench.whole()), becomes_nobody(omit(bench.bare(), &walls)), |inside, control| {
+            Verdict::of(!inside, "it ran as its owner", control, "it does not run as its owner without the walls")
+        });
+    let removed = fs::remove_file(&program);
+    if removed.is_err() { Verdict::Void("the set-id program could not be removed".to_owned()) } else { verdict }
 }
 
 fn groups(bench: &Bench) -> Verdict {

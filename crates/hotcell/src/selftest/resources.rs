@@ -23,20 +23,20 @@ pub(super) fn attempts() -> Vec<Attempt> {
         other("E2", "take more memory than allowed", |bench| {
             ends(bench, memory(), "allocate", &["160"], Outcome::Oom, Some(Limit::Memory))
         }),
-        other("E2.files", "take memory as files in /dev/shm", |bench| {
-            ends(bench, memory(), "fill", &["/dev/shm", "160", "0"], Outcome::Oom, Some(Limit::Memory))
+        other("E2.files", "take memory as files in scratch", |bench| {
+            ends(bench, memory(), "fill", &[".", "160", "0"], Outcome::Oom, Some(Limit::Memory))
         }),
         other("E3", "write more than allowed, in many places", |bench| {
             let limits = Limits { disk: Bytes::mib(8), ..Limits::default() };
-            ends(bench, limits, "fill", &["/tmp", "12", "0"], Outcome::Disk, Some(Limit::Disk))
+            ends(bench, limits, "fill", &[".", "12", "0"], Outcome::Disk, Some(Limit::Disk))
         }),
         other("E3.inodes", "make more files than allowed", |bench| {
             let limits = Limits { disk: Bytes::mib(8), ..Limits::default() };
-            ends(bench, limits, "files", &["/tmp", "5000"], Outcome::Disk, Some(Limit::Disk))
+            ends(bench, limits, "files", &[".", "5000"], Outcome::Disk, Some(Limit::Disk))
         }),
         other("E3.sparse", "make a file larger than the disk", |bench| {
             let limits = Limits { disk: Bytes::mib(8), ..Limits::default() };
-            ends(bench, limits, "grow", &["/tmp/f", "536870912"], Outcome::Disk, Some(Limit::Disk))
+            ends(bench, limits, "grow", &["f", "536870912"], Outcome::Disk, Some(Limit::Disk))
         }),
         other("E3.place", "write more than allowed into the host's own directory", in_place),
         probe("E4", "take priority above others", "call", calls, PRIVILEGE)
@@ -65,7 +65,7 @@ pub(super) fn attempts() -> Vec<Attempt> {
         }),
         other("E12.file", "make a file larger than allowed", |bench| {
             let limits = Limits { file_size: Some(Bytes::mib(1)), ..Limits::default() };
-            ends(bench, limits, "grow", &["/tmp/f", "4194304"], Outcome::Disk, Some(Limit::FileSize))
+            ends(bench, limits, "grow", &["f", "4194304"], Outcome::Disk, Some(Limit::FileSize))
         }),
     ]
 }
@@ -149,15 +149,13 @@ fn neighbour(bench: &Bench) -> Verdict {
         let neighbour = scope.spawn(|| bench.act(bench.bare(), Limits::default(), "sleep", &["600"]));
         let greedy = bench.act(bench.whole(), memory(), "allocate", &["200"]);
         let neighbour = neighbour.join().unwrap_or_else(|_| Err("the thread failed".to_owned()));
-        match (greedy, neighbour) {
-            (Err(why), _) | (_, Err(why)) => Verdict::Void(why),
-            (Ok(greedy), Ok(neighbour)) => Verdict::of(
-                (neighbour.outcome, neighbour.exit_code) == (Outcome::Exited, Some(0))
-                    && greedy.outcome == Outcome::Oom,
-                format!("the greedy one: {}, its neighbour: {}", greedy.outcome, neighbour.outcome),
-                true,
-                "",
-            ),
-        }
+        judge(greedy, neighbour, |greedy, neighbour| {
+            Verdict::of(
+                (neighbour.outcome, neighbour.exit_code) == (Outcome::Exited, Some(0)),
+                format!("the neighbour ended as {}", neighbour.outcome),
+                greedy.outcome == Outcome::Oom,
+                format!("there was nobody greedy: {}", greedy.outcome),
+            )
+        })
     })
 }

@@ -181,6 +181,7 @@ impl Attempt {
     }
 
     pub(super) fn make(&self, bench: &Bench) -> Verdict {
+        bench.fresh();
         match &self.way {
             Way::Skip(why) => Verdict::Skipped((*why).to_owned()),
             Way::Other(make) => make(bench),

@@ -77,7 +77,7 @@ pub(super) fn attempts() -> Vec<Attempt> {
         }),
         other("W.disk", "write more than the disk limit", |bench| {
             let limits = || Limits { disk: Bytes::mib(8), ..Limits::default() };
-            without(bench, limits, "fill", &["/tmp", "12", "0"], Wall::Disk, |outcome, _| outcome == Outcome::Disk)
+            without(bench, limits, "fill", &[".", "12", "0"], Wall::Disk, |outcome, _| outcome == Outcome::Disk)
         }),
         probe("W.tty", "stay in a session of the host's", "session", |_| vec!["".into()], &[Wall::Tty]),
     ]
