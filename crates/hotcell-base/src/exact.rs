@@ -57,7 +57,8 @@ pub fn hex(bytes: &[u8]) -> String {
     })
 }
 
-fn unhex(text: &str) -> Option<Vec<u8>> {
+/// Bytes from hexadecimal.
+pub fn unhex(text: &str) -> Option<Vec<u8>> {
     let digits: Vec<u32> = text.chars().map(|letter| letter.to_digit(16)).collect::<Option<_>>()?;
     if !digits.len().is_multiple_of(2) {
         return None;

@@ -13,14 +13,15 @@
 use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{FileType, Mode};
 
-use crate::tree::{self, DIRECTORY};
+use crate::tree::{self, DIRECTORY, Tree};
+use crate::view::FileId;
 
 /// Directories that steer a version control system, an editor or an agent.
 pub const DIRECTORIES: &[&str] = &[
@@ -64,10 +65,14 @@ pub const FILES: &[&str] = &[
     ".dir-locals.el",
 ];
 
+/// Of the files, those that are obeyed in any directory. The others are read from a home directory alone.
+const OBEYED_ANYWHERE: &[&str] =
+    &[".gitmodules", ".pre-commit-config.yaml", ".mcp.json", ".envrc", ".exrc", ".dir-locals.el"];
+
 /// So many directories are looked into for control files.
-const DIRECTORIES_SEEN_MAX: usize = 4096;
+pub const DIRECTORIES_SEEN_MAX: usize = 100_000;
 /// So many control files are made read-only, each by a mount of its own.
-pub const GUARDED_MAX: usize = 128;
+pub const GUARDED_MAX: usize = 256;
 
 /// Which control files of a tree a run may touch.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -82,13 +87,33 @@ pub(crate) struct Found {
     /// Relative to the tree.
     pub(crate) path: PathBuf,
     pub(crate) kind: FileType,
+    pub(crate) identity: FileId,
+}
+
+/// The guarded control files of a tree.
+#[derive(Default)]
+pub(crate) struct Findings {
+    /// Nearest first.
+    pub(crate) list: Vec<Found>,
+    /// Whether the tree was too large to find them all.
+    pub(crate) truncated: bool,
+}
+
+/// What stands in place of a control file that does not exist.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Decoy {
+    /// A directory.
+    Directory,
+    /// A file.
+    File,
+    /// Something that cannot be opened: where git itself works, it takes no notice of it.
+    Closed,
 }
 
 impl Control {
-    /// Guards all but these, which are given relative to the tree or by their full path.
-    pub(crate) fn new(root: &Path, allowed: &[PathBuf]) -> Control {
-        let below = allowed.iter().map(|path| path.strip_prefix(root).unwrap_or(path).to_owned());
-        Control { allowed: below.collect() }
+    /// Guards all but these, which are relative to the tree.
+    pub(crate) fn new(allowed: Vec<PathBuf>) -> Control {
+        Control { allowed }
     }
 
     /// Whether a path is, or is below, a control file that is not allowed to be touched.
@@ -96,67 +121,79 @@ impl Control {
         is_control(path) && !self.allowed.iter().any(|allowed| path.starts_with(allowed))
     }
 
-    /// The guarded control files of a tree, nearest first. Links are not followed.
-    pub(crate) fn find(&self, root: &Path) -> io::Result<Vec<Found>> {
-        let mut found = Vec::new();
-        let mut queue: VecDeque<(OwnedFd, PathBuf)> = VecDeque::new();
-        queue.push_back((rustix::fs::open(root, DIRECTORY, Mode::empty())?, PathBuf::new()));
+    /// The guarded control files of a tree. Links are not followed.
+    pub(crate) fn find(&self, root: &Path) -> io::Result<Findings> {
+        let mut findings = Findings::default();
+        let tree = Tree::of(rustix::fs::open(root, DIRECTORY, Mode::empty())?);
+        let mut queue = VecDeque::from([PathBuf::new()]);
         let mut n_seen = 0;
-        while let Some((directory, at)) = queue.pop_front() {
+        while let Some(at) = queue.pop_front() {
             n_seen += 1;
+            if n_seen > DIRECTORIES_SEEN_MAX {
+                findings.truncated = true;
+                break;
+            }
+            // One we may not look into is one the guest may not look into either; another mount is not shown.
+            let Ok(directory) = tree.directory(&at) else { continue };
             for entry in rustix::fs::Dir::read_from(&directory)?.flatten() {
                 let name = OsStr::from_bytes(entry.file_name().to_bytes());
                 if name == "." || name == ".." {
                     continue;
                 }
                 let path = at.join(name);
-                let kind = match entry.file_type() {
-                    FileType::Unknown => match tree::stat(directory.as_fd(), name) {
-                        Ok(Some(stat)) => FileType::from_raw_mode(stat.st_mode),
-                        _ => continue,
-                    },
-                    kind => kind,
-                };
                 if is_control_name(name) {
-                    if self.guards(&path) && found.len() < GUARDED_MAX && !is_placeholder(&root.join(&path)) {
-                        found.push(Found { path, kind });
+                    let Ok(Some(stat)) = tree::stat(directory.as_fd(), name) else { continue };
+                    let is_place = at.as_os_str().is_empty() && is_placeholder(&root.join(&path));
+                    if !self.guards(&path) || is_place {
+                        continue;
                     }
-                } else if kind == FileType::Directory
-                    && n_seen + queue.len() < DIRECTORIES_SEEN_MAX
-                    && queue.len() < OPEN_MAX
-                    // One we may not look into is one the guest may not write into either.
-                    && let Ok(below) = rustix::fs::openat(&directory, name, DIRECTORY, Mode::empty())
-                {
-                    queue.push_back((below, path));
+                    if findings.list.len() == GUARDED_MAX {
+                        findings.truncated = true;
+                        return Ok(findings);
+                    }
+                    let (kind, identity) = (FileType::from_raw_mode(stat.st_mode), (stat.st_dev, stat.st_ino));
+                    findings.list.push(Found { path, kind, identity });
+                } else if matches!(entry.file_type(), FileType::Directory | FileType::Unknown) {
+                    queue.push_back(path);
                 }
             }
         }
-        Ok(found)
+        Ok(findings)
     }
 
-    /// Control files that could be made at the top of a tree, and whether each is a directory.
-    pub(crate) fn absent(&self, root: &Path) -> Vec<(PathBuf, bool)> {
-        let directories = DIRECTORIES.iter().map(|name| (PathBuf::from(name), true));
-        let all = directories.chain(FILES.iter().map(|name| (PathBuf::from(name), false)));
+    /// Control files that could be made at the top of a tree, and what stands in their place.
+    pub(crate) fn absent(&self, root: &Path, is_home: bool) -> Vec<(PathBuf, Decoy)> {
+        // Whoever works with git inside would otherwise find files it did not make.
+        let file = if self.guards(Path::new(".git")) { Decoy::File } else { Decoy::Closed };
+        let directories = DIRECTORIES.iter().map(|name| (PathBuf::from(name), Decoy::Directory));
+        let files = FILES.iter().filter(|name| is_home || OBEYED_ANYWHERE.contains(name));
+        let all = directories.chain(files.map(|name| (PathBuf::from(name), file)));
         let is_absent = |path: &Path| path.symlink_metadata().is_err() || is_placeholder(path);
         all.filter(|(path, _)| self.guards(path) && is_absent(&root.join(path))).collect()
     }
 }
 
-/// The mode of a placeholder, on which a decoy is mounted: sticky and nothing else. Nobody makes files like this.
-pub(crate) const PLACEHOLDER_MODE: u32 = 0o1000;
+/// The modes of placeholders, on which decoys are mounted: a directory, and a socket nobody listens on, which git and
+/// other programs pass over. Nobody makes things like these.
+pub(crate) const PLACEHOLDER_DIRECTORY: u32 = 0o1700;
+pub(crate) const PLACEHOLDER_SOCKET: u32 = 0o1000;
 
 /// Whether a path is a place for a decoy, made for a cell that runs now or was killed.
 pub(crate) fn is_placeholder(path: &Path) -> bool {
     let us = rustix::process::geteuid().as_raw();
     path.symlink_metadata().is_ok_and(|file| {
-        let is_empty = file.is_dir() || file.is_file() && file.len() == 0;
-        is_empty && file.uid() == us && file.mode() & 0o7777 == PLACEHOLDER_MODE
+        let mode = file.mode() & 0o7777;
+        let is_empty = || std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none());
+        let is_place = file.is_dir() && mode == PLACEHOLDER_DIRECTORY && is_empty()
+            || file.file_type().is_socket() && mode == PLACEHOLDER_SOCKET;
+        is_place && file.uid() == us
     })
 }
 
-/// Directories waiting to be looked into, each an open descriptor.
-const OPEN_MAX: usize = 256;
+/// Whether a path names a control file itself, and not something in it.
+pub(crate) fn is_control_file(path: &Path) -> bool {
+    path.file_name().is_some_and(is_control_name) && !path.parent().is_some_and(is_control)
+}
 
 /// Whether a path is, or is below, a control file.
 pub(crate) fn is_control(path: &Path) -> bool {
@@ -185,7 +222,7 @@ mod tests {
 
     #[test]
     fn what_is_allowed_is_allowed_with_all_below_it_and_nothing_beside_it() {
-        let control = Control::new(Path::new("/w"), &["/w/.git".into(), "sub/.vscode".into()]);
+        let control = Control::new(vec![".git".into(), "sub/.vscode".into()]);
         for path in [".git", ".git/config", "sub/.vscode/x"] {
             assert!(!control.guards(Path::new(path)), "{path}");
         }
@@ -202,7 +239,7 @@ mod tests {
         }
         std::os::unix::fs::symlink("/", tree.path().join("out")).expect("made");
         let found = Control::default().find(tree.path()).expect("read");
-        let paths: Vec<&Path> = found.iter().map(|one| one.path.as_path()).collect();
+        let paths: Vec<&Path> = found.list.iter().map(|one| one.path.as_path()).collect();
         assert_eq!(paths, [Path::new(".vscode"), Path::new("a/b/.git")]);
     }
 }

@@ -16,6 +16,7 @@
 
 pub mod cgroup;
 pub mod changes;
+pub mod claim;
 pub mod control;
 pub mod doctor;
 pub mod host;

@@ -19,7 +19,7 @@ use hotcell_base::text::shown;
 use rustix::fs::FileType;
 use serde::Serialize;
 
-use crate::control::{self, Control, Found};
+use crate::control::{self, Control, Decoy, Found};
 use crate::host::Host;
 use crate::launch;
 use crate::limits::{LimitTooSmall, Limits};
@@ -58,6 +58,13 @@ pub struct Workspace {
     pub(crate) permissions: u32,
 }
 
+impl Workspace {
+    /// Its device and inode.
+    pub fn identity(&self) -> FileId {
+        self.identity
+    }
+}
+
 /// A further part of the host that the cell sees.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mount {
@@ -91,9 +98,9 @@ pub(crate) struct GuardedTree {
     pub(crate) owner: Owner,
     pub(crate) control: Control,
     /// Made read-only.
-    pub(crate) existing: Vec<(Found, FileId)>,
-    /// Not there: whatever is written under these names lands in scratch. Relative, and whether a directory.
-    pub(crate) decoys: Vec<(PathBuf, bool)>,
+    pub(crate) existing: Vec<Found>,
+    /// Not there: whatever is written under these names lands in scratch. Relative.
+    pub(crate) decoys: Vec<(PathBuf, Decoy)>,
 }
 
 /// Who the command is, outside.
@@ -328,7 +335,7 @@ impl Builder {
         let home = home(host);
         let identity = if host.privileged { Identity::Fresh } else { Identity::Own { uid: host.uid, gid: host.gid } };
         let walls = self.walls(host, !writable.is_empty())?;
-        let guarded = self.guarded(workspace.as_ref(), &mounts)?;
+        let guarded = self.guarded(host.home.as_deref(), workspace.as_ref(), &mounts)?;
         let grants: Vec<(Grant, Option<FileId>)> =
             needs.grants.into_iter().map(|grant| (grant.clone(), grant.identity())).collect();
         let entries = view::view(&view::Parts {
@@ -450,38 +457,54 @@ impl Builder {
     }
 
     /// Finds the control files of every tree the cell may write.
-    fn guarded(&self, workspace: Option<&Workspace>, mounts: &[Mount]) -> Result<Vec<GuardedTree>, PlanError> {
+    fn guarded(
+        &self,
+        home: Option<&Path>,
+        workspace: Option<&Workspace>,
+        mounts: &[Mount],
+    ) -> Result<Vec<GuardedTree>, PlanError> {
         let role = "the control file";
         let workspace = workspace.filter(|workspace| matches!(workspace.mode, Mode::Cow | Mode::Rw));
         let root = workspace.map(|workspace| (&workspace.path, &workspace.path, workspace.owner, workspace.mode));
         let mounted = mounts.iter().filter(|mount| mount.writable && mount.directory);
         let mounted = mounted.map(|mount| (&mount.source, &mount.target, mount.owner, Mode::Rw));
         let trees: Vec<_> = root.into_iter().chain(mounted).collect();
-        for path in &self.allow_control {
-            let is_there = trees.iter().any(|(_, target, ..)| path.is_relative() || path.starts_with(target));
-            if !is_there || !control::is_control(path) {
-                let problem = "is no control file of a workspace or mount that can be written";
-                return Err(PlanError::Path { role, path: path.clone(), problem });
-            }
-        }
+        let mut used = BTreeSet::new();
         let mut guarded = Vec::new();
         for (source, target, owner, mode) in trees {
-            let control = Control::new(target, &self.allow_control);
             let unreadable = |error| PlanError::Unreadable { role, path: source.clone(), source: error };
-            let mut existing = Vec::new();
-            for found in control.find(source).map_err(unreadable)? {
-                let path = source.join(&found.path);
-                if found.kind == FileType::Symlink {
-                    if mode == Mode::Rw {
-                        let problem = "is a symbolic link, which cannot be made read-only; name it with --allow-control, or use --mode cow";
-                        return Err(PlanError::Path { role, path, problem });
+            let refuse = |path: PathBuf, problem| Err(PlanError::Path { role, path, problem });
+            let mut allowed = Vec::new();
+            for path in &self.allow_control {
+                let full = needs::normal(&target.join(path));
+                if let Ok(below) = full.strip_prefix(target)
+                    && control::is_control_file(below)
+                {
+                    if mode == Mode::Rw && control::is_placeholder(&source.join(below)) {
+                        return refuse(source.join(below), "is guarded for another run that is still going on");
                     }
-                    continue;
+                    allowed.push(below.to_owned());
+                    used.insert(path.clone());
                 }
-                let file = fs::symlink_metadata(&path).map_err(unreadable)?;
-                existing.push((found, (file.dev(), file.ino())));
             }
-            let decoys = if mode == Mode::Rw { control.absent(source) } else { Vec::new() };
+            let control = Control::new(allowed);
+            let findings = control.find(source).map_err(unreadable)?;
+            if mode == Mode::Rw && findings.truncated {
+                return refuse(
+                    source.clone(),
+                    "is too large, or has too many control files, to guard them all in place; use --mode cow",
+                );
+            }
+            let link = findings.list.iter().find(|found| mode == Mode::Rw && found.kind == FileType::Symlink);
+            if let Some(found) = link {
+                let problem = "is a symbolic link, which cannot be made read-only; name it with --allow-control, or use --mode cow";
+                return refuse(source.join(&found.path), problem);
+            }
+            // In a copy, a link that is changed is a change of the copy, and is not applied.
+            let existing: Vec<Found> =
+                findings.list.into_iter().filter(|found| found.kind != FileType::Symlink).collect();
+            let is_home = home.is_some_and(|home| fs::canonicalize(home).is_ok_and(|home| home == *source));
+            let decoys = if mode == Mode::Rw { control.absent(source, is_home) } else { Vec::new() };
             guarded.push(GuardedTree {
                 source: source.clone(),
                 target: target.clone(),
@@ -490,6 +513,10 @@ impl Builder {
                 existing,
                 decoys,
             });
+        }
+        if let Some(path) = self.allow_control.iter().find(|path| !used.contains(*path)) {
+            let problem = "is no control file of a workspace or mount that can be written; name the file or directory itself, such as .git";
+            return Err(PlanError::Path { role, path: path.clone(), problem });
         }
         Ok(guarded)
     }

@@ -6,13 +6,13 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
 use hotcell_base::ExactPath;
 use hotcell_base::exact::hex;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -87,7 +87,6 @@ const SETGID: u32 = 0o2000;
 /// Opening a directory: never through a link.
 pub(crate) const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
-const READ: OFlags = OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 
 /// A directory to look below.
 #[derive(Debug)]
@@ -102,8 +101,14 @@ impl Tree {
         Ok(Tree { root: rustix::fs::open(path, flags, Mode::empty())? })
     }
 
-    pub(crate) fn of(root: OwnedFd) -> Tree {
+    /// Looks below a directory that is open.
+    pub fn of(root: OwnedFd) -> Tree {
         Tree { root }
+    }
+
+    /// Looks below a directory that is open and stays open.
+    pub fn of_directory(directory: BorrowedFd<'_>) -> io::Result<Tree> {
+        Ok(Tree { root: directory.try_clone_to_owned()? })
     }
 
     /// The directory itself.
@@ -111,12 +116,12 @@ impl Tree {
         self.root.as_fd()
     }
 
-    /// A directory below.
+    /// A directory below, on the same mount: another filesystem that is mounted there is `EXDEV`.
     pub fn directory(&self, path: &Path) -> io::Result<OwnedFd> {
         let mut at = self.root.try_clone()?;
         for part in path.components() {
             let Component::Normal(name) = part else { return Err(io::ErrorKind::InvalidInput.into()) };
-            at = rustix::fs::openat(&at, name, DIRECTORY, Mode::empty())?;
+            at = open_directory(at.as_fd(), name)?;
         }
         Ok(at)
     }
@@ -150,6 +155,12 @@ impl Tree {
         names.sort_unstable();
         Ok(names)
     }
+}
+
+/// Opens a directory in another one: no link, and nothing that is mounted there.
+pub(crate) fn open_directory(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<OwnedFd> {
+    let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    Ok(rustix::fs::openat2(directory, name, DIRECTORY, Mode::empty(), resolve)?)
 }
 
 /// Whether nothing is there: no such name, or what should be a directory is none, or is a link.
@@ -192,10 +203,15 @@ pub(crate) fn node(directory: BorrowedFd<'_>, name: &OsStr, stat: &Stat, budget:
     })
 }
 
+/// Opens a regular file for reading. Anything else is not opened at all: whoever waits at a FIFO must not notice us.
 pub(crate) fn open_file(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<File> {
-    let file = File::from(rustix::fs::openat(directory, name, READ, Mode::empty())?);
-    // Between the look and the opening it may have become a FIFO; opened so, it does not make us wait.
-    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is not a regular file")) }
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let found = rustix::fs::openat(directory, name, flags, Mode::empty())?;
+    if FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode) != FileType::RegularFile {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    Ok(File::from(rustix::fs::open(format!("/proc/self/fd/{}", found.as_raw_fd()), flags, Mode::empty())?))
 }
 
 /// The digest of a file that has this length; an error if it has another.

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use hotcell_base::text::shown;
 use rustix::fs::FileType;
 
+use crate::control::Decoy;
 use crate::host::{Host, PathKind};
 use crate::needs::Grant;
 use crate::plan::{GuardedTree, Mode, Mount, Workspace};
@@ -94,8 +95,8 @@ pub enum Entry {
         number: usize,
         /// Where.
         target: PathBuf,
-        /// Whether it is a directory.
-        directory: bool,
+        /// What it is.
+        kind: Decoy,
     },
     /// The processes of this cell.
     Proc,
@@ -337,17 +338,17 @@ impl View<'_> {
     fn guard(&mut self, trees: &[GuardedTree]) {
         let mut number = 0;
         for tree in trees {
-            for (found, identity) in &tree.existing {
+            for found in &tree.existing {
                 self.entries.push(Entry::Guard {
                     source: tree.source.join(&found.path),
                     target: tree.target.join(&found.path),
                     directory: found.kind == FileType::Directory,
                     owner: tree.owner,
-                    identity: *identity,
+                    identity: found.identity,
                 });
             }
-            for (path, directory) in &tree.decoys {
-                self.entries.push(Entry::Decoy { number, target: tree.target.join(path), directory: *directory });
+            for (path, kind) in &tree.decoys {
+                self.entries.push(Entry::Decoy { number, target: tree.target.join(path), kind: *kind });
                 number += 1;
             }
         }

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use hotcell_base::{ExactPath, RunId};
 use hotcell_cell::changes::{Changes, Kind, Layer};
+use hotcell_cell::plan::Workspace;
 use hotcell_cell::tree::{Node, Tree};
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +34,8 @@ pub struct Diff {
     pub run_id: RunId,
     /// The host's directory it would change.
     pub workspace: ExactPath,
+    /// Its device and inode.
+    pub workspace_id: (u64, u64),
     /// Whether more changed than is listed. Such a diff is not applied.
     pub truncated: bool,
     /// Sorted by path.
@@ -102,7 +105,7 @@ pub enum DiffError {
 pub(crate) fn keep(
     artifacts: &Path,
     run: &RunId,
-    workspace: &Path,
+    workspace: &Workspace,
     changes: &Changes,
     layer: &Layer,
 ) -> io::Result<()> {
@@ -116,10 +119,10 @@ pub(crate) fn keep(
     kept
 }
 
-fn keep_in(directory: &Path, run: &RunId, workspace: &Path, changes: &Changes, layer: &Layer) -> io::Result<()> {
+fn keep_in(directory: &Path, run: &RunId, workspace: &Workspace, changes: &Changes, layer: &Layer) -> io::Result<()> {
     let blobs = Blobs::of(directory.join("blobs"));
     blobs.make()?;
-    let host = Tree::open(workspace)?;
+    let host = Tree::open(&workspace.path)?;
     let mut old_bytes = OLD_BYTES_MAX;
     for change in &changes.list {
         if let Some(Node::File { sha256: Some(sha256), .. }) = &change.after {
@@ -148,7 +151,8 @@ fn keep_in(directory: &Path, run: &RunId, workspace: &Path, changes: &Changes, l
     });
     let diff = Diff {
         run_id: run.clone(),
-        workspace: ExactPath(workspace.to_owned()),
+        workspace: ExactPath(workspace.path.clone()),
+        workspace_id: workspace.identity(),
         truncated: changes.truncated,
         entries: entries.collect(),
         directory: PathBuf::new(),

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use hotcell_base::text::shown;
 use hotcell_base::{Outcome, RunId};
 use hotcell_cell::changes::{Changes, Layer};
+use hotcell_cell::plan::Workspace;
 use hotcell_cell::run::{Spawned, Traces};
 use hotcell_cell::{Observer, Plan, RemoteEnd, Report, RunError, Stdin, Stream};
 use jiff::Timestamp;
@@ -101,7 +102,7 @@ impl Gate {
         // The cell first: a record without an end and without a cell is one whose hotcell is gone.
         live.write(&self.home)?;
         self.runs.write(&record)?;
-        let workspace = plan.workspace().map(|workspace| workspace.path.as_path());
+        let workspace = plan.workspace();
         let turn = Turn::wait(&self.home, remote).map_err(|source| self.never_started(&mut record, source))?;
         let mut recorder = Recorder::new(&self.home, &mut live, &record.artifacts, workspace, viewer)?;
         recorder.turn = Some(turn);
@@ -231,7 +232,7 @@ struct Recorder<'a> {
     home: &'a Home,
     live: &'a mut LiveCell,
     artifacts: &'a Path,
-    workspace: Option<&'a Path>,
+    workspace: Option<&'a Workspace>,
     stdout: File,
     stderr: File,
     viewer: &'a mut dyn Viewer,
@@ -244,7 +245,7 @@ impl<'a> Recorder<'a> {
         home: &'a Home,
         live: &'a mut LiveCell,
         artifacts: &'a Path,
-        workspace: Option<&'a Path>,
+        workspace: Option<&'a Workspace>,
         viewer: &'a mut dyn Viewer,
     ) -> Result<Recorder<'a>, RecordError> {
         let log = |name: &str| {

@@ -17,11 +17,13 @@ mod lock;
 pub mod pack;
 mod queue;
 pub mod record;
+pub mod select;
 mod transition;
 
 pub use diff::{Diff, DiffError};
 pub use door::{Gate, GateError, Request, Viewer};
 pub use home::{Home, HomeError};
-pub use pack::{PackError, Packs, Selection};
+pub use pack::{PackError, Packs};
 pub use record::{Record, RecordError, Runs};
+pub use select::Selection;
 pub use transition::Conflict;

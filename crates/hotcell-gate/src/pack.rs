@@ -8,20 +8,21 @@
 //!
 //! `rollback/<id>/manifest.json` has every path before and after; `rollback/<id>/originals/` has the files themselves.
 //! `rollback/unfinished/<id>` stands while a walk is under way, so that the next start finds it without looking at
-//! every pack. Whoever works on a tree holds the lock of its directory; whoever takes a pack over raises its `fence`,
-//! and nobody with a lower one writes to it any more.
+//! every pack. Whoever works on a tree has a [`Claim`] on it alone; whoever takes a pack over raises its `fence`, so that
+//! a holder that lost its claim without knowing it does not write to the pack any more.
 
+use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
-use hotcell_base::{ExactPath, Glob, PackId, RunId};
-use hotcell_cell::changes::Kind;
-use hotcell_cell::tree::{Node, Tree};
+use hotcell_base::exact::{hex, unhex};
+use hotcell_base::{ExactPath, PackId, RunId};
+use hotcell_cell::claim::{Claim, Use};
+use hotcell_cell::tree::{self, Node, Tree};
 use jiff::Timestamp;
-use rustix::fs::FlockOperation;
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::blobs::{digest, sync_all};
@@ -29,7 +30,8 @@ use crate::diff::{Diff, Entry};
 use crate::home::Home;
 use crate::live::ProcessName;
 use crate::record::{RecordError, Runs, replace_durably};
-use crate::transition::{self, Conflict, Contents, Step, Transition};
+use crate::select::{Selection, select};
+use crate::transition::{self, Conflict, Contents, Step, Stopped, Transition};
 
 /// Where a pack is in its life.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -58,6 +60,8 @@ pub struct Pack {
     pub run_id: RunId,
     /// The tree.
     pub workspace: ExactPath,
+    /// Its device and inode: another directory of that name is another tree.
+    pub workspace_id: (u64, u64),
     /// Where it is in its life.
     pub state: State,
     /// Raised by whoever takes it over.
@@ -90,17 +94,12 @@ pub struct PackEntry {
     /// Whether a file was made anew, and the original is kept.
     #[serde(default)]
     pub replaced: bool,
-}
-
-/// What of a diff is to be applied.
-#[derive(Clone, Debug, Default)]
-pub struct Selection {
-    /// Only what matches one of these; everything if there are none.
-    pub only: Vec<Glob>,
-    /// Nothing that matches one of these.
-    pub except: Vec<Glob>,
-    /// Control files that may be changed.
-    pub allow_control: Vec<PathBuf>,
+    /// Entries of one number were names of one file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub linked_before: Option<u64>,
+    /// Extended attributes of a directory that was there, in hexadecimal.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub attributes: Vec<(String, String)>,
 }
 
 /// What applying did.
@@ -154,6 +153,14 @@ pub enum PackError {
     /// Something failed on the way, and the tree is as it was.
     #[error("the changes could not be made; the tree is as it was")]
     Failed(#[source] io::Error),
+    /// Somebody else changed the tree since it was stopped; what is theirs was left alone.
+    #[error("{} of {pack} could not be taken back; the rest was", conflicts.len())]
+    Stuck {
+        /// Which.
+        pack: PackId,
+        /// What was left alone.
+        conflicts: Vec<Conflict>,
+    },
     /// Something failed on the way, and so did going back.
     #[error("{pack} was stopped half-way; the next start of hotcell goes on")]
     Halfway {
@@ -266,7 +273,7 @@ impl Packs {
         if entries.is_empty() {
             return Ok(Applied { pack: None, left_out });
         }
-        let (tree, _lock) = open(workspace)?;
+        let (tree, _claim) = open(workspace, diff.workspace_id)?;
         let moved = entries.iter().filter(|entry| entry.moved).map(|entry| Conflict {
             path: entry.path.0.clone(),
             why: "was changed on the host while the run went on".to_owned(),
@@ -276,54 +283,80 @@ impl Packs {
             return Err(PackError::Conflicts { workspace: workspace.clone(), conflicts: moved });
         }
         let mut pack = new_pack(diff, &entries);
-        let mut steps = pack.steps(Way::Apply);
         let cannot_look = |source| PackError::Tree { path: workspace.clone(), source };
-        let conflicts = transition::conflicts(&tree, &steps).map_err(cannot_look)?;
+        let conflicts = transition::conflicts(&tree, &pack.steps(Way::Apply)).map_err(cannot_look)?;
         if !conflicts.is_empty() {
             return Err(PackError::Conflicts { workspace: workspace.clone(), conflicts });
         }
-        self.begin(&tree, &mut pack, &mut steps)?;
+        add_closed_parents(&tree, &mut pack).map_err(cannot_look)?;
+        self.begin(&tree, &mut pack)?;
+        let steps = pack.steps(Way::Apply);
         let blobs = diff.blobs();
         let contents = |step: &Step| match &step.to {
             Some(Node::File { sha256: Some(sha256), .. }) => blobs.open(sha256).map(Contents::New),
             _ => Err(io::Error::other("no contents were kept")),
         };
         let walk = Transition { tree: &tree, steps: &steps, tag: pack.pack_id.as_str(), contents: &contents };
-        if let Err(source) = walk.perform() {
-            let went_back = self.go_back(&tree, &mut pack, State::RolledBack);
-            return Err(match went_back {
-                Ok(conflicts) if conflicts.is_empty() => PackError::Failed(source),
-                _ => PackError::Halfway { pack: pack.pack_id, source },
-            });
+        let stopped = match walk.perform() {
+            Ok(()) => match self.finish(&mut pack, State::Applied) {
+                Ok(()) => return Ok(Applied { pack: Some(pack), left_out }),
+                // In the tree and not on record: that is not applied.
+                Err(error) => {
+                    Stopped { begun: steps.iter().map(|step| step.number).collect(), source: io::Error::other(error) }
+                }
+            },
+            Err(stopped) => stopped,
+        };
+        pack.state = State::Applying;
+        let begun: Vec<Step> = steps.into_iter().filter(|step| stopped.begun.contains(&step.number)).collect();
+        match self.go_back(&tree, &mut pack, &begun, State::RolledBack) {
+            Ok(conflicts) if conflicts.is_empty() => Err(PackError::Failed(stopped.source)),
+            _ => Err(PackError::Halfway { pack: pack.pack_id, source: stopped.source }),
         }
-        self.finish(&mut pack, State::Applied)?;
-        Ok(Applied { pack: Some(pack), left_out })
     }
 
-    /// Takes an applied diff back: exactly, or not at all.
+    /// Takes an applied diff back: exactly, or not at all. One that is stuck is tried again.
     pub fn undo(&self, name: &str) -> Result<Pack, PackError> {
         let found = self.find(name)?;
-        let (tree, _lock) = open(&found.workspace.0)?;
+        let (tree, _claim) = open(&found.workspace.0, found.workspace_id)?;
         // Again, now that nobody else can be at it.
         let mut pack = self.read(&found.pack_id)?;
-        if pack.state != State::Applied {
-            return Err(PackError::NotApplied { pack: pack.pack_id, state: pack.state });
-        }
         let workspace = pack.workspace.0.clone();
-        let steps = pack.steps(Way::Undo);
-        let cannot_look = |source| PackError::Tree { path: workspace.clone(), source };
-        let conflicts = transition::conflicts(&tree, &steps).map_err(cannot_look)?;
-        if !conflicts.is_empty() {
-            return Err(PackError::Conflicts { workspace, conflicts });
+        match pack.state {
+            State::Applied => {
+                let cannot_look = |source| PackError::Tree { path: workspace.clone(), source };
+                let conflicts = transition::conflicts(&tree, &pack.steps(Way::Undo)).map_err(cannot_look)?;
+                if !conflicts.is_empty() {
+                    return Err(PackError::Conflicts { workspace, conflicts });
+                }
+            }
+            State::Stuck => {}
+            state => return Err(PackError::NotApplied { pack: pack.pack_id, state }),
+        }
+        // What is needed is looked at before anything is touched.
+        let steps = pack.steps(Way::Apply);
+        for step in steps.iter().filter(|step| pack.entries[step.number].replaced) {
+            self.original_of(&pack.pack_id, step.number, step.from.as_ref()).map_err(PackError::Failed)?;
         }
         mark(&self.unfinished(), &pack.pack_id)?;
         pack.state = State::Undoing;
         pack.holder = ProcessName::own();
         self.write(&pack)?;
-        match self.go_back(&tree, &mut pack, State::Undone) {
-            Ok(_) => Ok(pack),
+        match self.go_back(&tree, &mut pack, &steps, State::Undone) {
+            Ok(conflicts) if conflicts.is_empty() => Ok(pack),
+            Ok(conflicts) => Err(PackError::Stuck { pack: pack.pack_id, conflicts }),
             Err(source) => Err(PackError::Halfway { pack: pack.pack_id, source }),
         }
+    }
+
+    /// Forgets a pack, and with it the way back. One that is being worked on is not forgotten.
+    pub fn forget(&self, name: &str) -> Result<Pack, PackError> {
+        let pack = self.find(name)?;
+        if matches!(pack.state, State::Applying | State::Undoing) && pack.holder.is_alive() {
+            return Err(PackError::Busy(pack.workspace.0));
+        }
+        self.remove(&pack.pack_id)?;
+        Ok(pack)
     }
 
     /// Packs that somebody began to work on and does not any more.
@@ -332,7 +365,8 @@ impl Packs {
         let ids = marks.filter_map(|entry| entry.file_name().to_str()?.parse::<PackId>().ok());
         let is_abandoned = |id: &PackId| match self.read(id) {
             Ok(pack) => !pack.holder.is_alive(),
-            Err(_) => self.is_unborn(id),
+            // Not written yet, or damaged: then clearing it away fails, and says so.
+            Err(_) => self.is_unborn(id) || self.place(id).join("manifest.json").exists(),
         };
         ids.filter(is_abandoned).collect()
     }
@@ -341,22 +375,22 @@ impl Packs {
     /// nothing was to be done.
     pub fn recover(&self, id: &PackId) -> Result<Option<Recovered>, PackError> {
         if self.is_unborn(id) {
-            return self.forget(id).map(|()| None);
+            return self.remove(id).map(|()| None);
         }
         let seen = self.read(id)?;
         if seen.holder.is_alive() {
             return Ok(None);
         }
-        let (tree, _lock) = open(&seen.workspace.0)?;
+        let (tree, _claim) = open(&seen.workspace.0, seen.workspace_id)?;
         // Again, now that nobody else can be at it.
         let mut pack = self.read(id)?;
         let end = match pack.state {
             _ if pack.holder.is_alive() => return Ok(None),
             State::Applying => State::RolledBack,
             State::Undoing => State::Undone,
-            State::Applied | State::Undone | State::RolledBack | State::Stuck => {
+            state => {
                 // It was done but for this.
-                unmark(&self.unfinished(), id)?;
+                self.finish(&mut pack, state)?;
                 return Ok(None);
             }
         };
@@ -364,7 +398,8 @@ impl Packs {
         pack.holder = ProcessName::own();
         self.write(&pack)?;
         let cannot = |source| PackError::Halfway { pack: id.clone(), source };
-        let conflicts = self.go_back(&tree, &mut pack, end).map_err(cannot)?;
+        let steps = pack.steps(Way::Apply);
+        let conflicts = self.go_back(&tree, &mut pack, &steps, end).map_err(cannot)?;
         Ok(Some(Recovered { pack_id: id.clone(), state: pack.state, conflicts }))
     }
 
@@ -377,8 +412,7 @@ impl Packs {
         serde_json::from_slice::<ProcessName>(&mark).is_ok_and(|holder| !holder.is_alive())
     }
 
-    /// Removes a pack that was never written.
-    fn forget(&self, id: &PackId) -> Result<(), PackError> {
+    fn remove(&self, id: &PackId) -> Result<(), PackError> {
         let place = self.place(id);
         if place.exists() {
             fs::remove_dir_all(&place).map_err(|source| RecordError::Write { path: place, source })?;
@@ -387,68 +421,91 @@ impl Packs {
     }
 
     /// Keeps what is needed to go back, and writes down that the walk begins.
-    fn begin(&self, tree: &Tree, pack: &mut Pack, steps: &mut [Step]) -> Result<(), PackError> {
+    fn begin(&self, tree: &Tree, pack: &mut Pack) -> Result<(), PackError> {
         mark(&self.unfinished(), &pack.pack_id)?;
         let place = self.place(&pack.pack_id);
         let cannot = |source| RecordError::Write { path: place.clone(), source };
-        let kept = self.keep_originals(tree, pack, steps).map_err(cannot);
+        let kept = self.keep_originals(tree, pack).map_err(cannot);
         let kept = kept.map_err(PackError::from).and_then(|()| self.write(pack));
         if kept.is_err() {
             // Nothing was touched: leave nothing behind, or leave it to the next start.
-            let _found_later = self.forget(&pack.pack_id);
+            let _found_later = self.remove(&pack.pack_id);
         }
         kept
     }
 
-    fn keep_originals(&self, tree: &Tree, pack: &mut Pack, steps: &mut [Step]) -> io::Result<()> {
+    fn keep_originals(&self, tree: &Tree, pack: &mut Pack) -> io::Result<()> {
         let place = self.place(&pack.pack_id);
         DirBuilder::new().recursive(true).mode(0o700).create(place.join("originals"))?;
-        for (entry, step) in pack.entries.iter_mut().zip(steps) {
+        let steps = pack.steps(Way::Apply);
+        for (entry, mut step) in pack.entries.iter_mut().zip(steps) {
+            let path = &entry.path.0;
             if entry.before.is_some() {
-                let (directory, name) = tree.place(&entry.path.0)?;
+                let (directory, name) = tree.place(path)?;
                 let stat = rustix::fs::statat(directory, name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW)?;
                 entry.owner = Some((stat.st_uid, stat.st_gid));
-                step.owner = entry.owner;
             }
-            if let Some(Node::File { .. }) = &entry.before {
-                // Names are parted from one file, or joined to one, by making it anew.
-                step.replace = step.hard_link.is_some() || transition::has_other_names(tree, &entry.path.0);
-                entry.replaced = step.replaces() || !matches!(step.to, Some(Node::File { .. }));
-                if entry.replaced {
-                    transition::save(tree, &entry.path.0, &self.original(&pack.pack_id, step.number))?;
+            match &entry.before {
+                Some(Node::File { .. }) => {
+                    entry.linked_before = transition::shared_number(tree, path);
+                    // Names are parted from one file, or joined to one, by making it anew.
+                    step.replace = step.hard_link.is_some() || entry.linked_before.is_some();
+                    entry.replaced = step.replaces() || !matches!(step.to, Some(Node::File { .. }));
+                    if entry.replaced {
+                        transition::save(tree, path, &self.original(&pack.pack_id, step.number))?;
+                    }
                 }
+                Some(Node::Directory { .. }) => {
+                    let attributes = tree::attributes(&File::from(tree.directory(path)?));
+                    entry.attributes = attributes.iter().map(|(name, value)| (hex(name), hex(value))).collect();
+                }
+                _ => {}
             }
         }
         sync_all(&place)
     }
 
-    /// Leads the tree to what it was before the pack, from wherever it is.
-    fn go_back(&self, tree: &Tree, pack: &mut Pack, end: State) -> io::Result<Vec<Conflict>> {
-        let (steps, mut conflicts) = transition::backward(tree, &pack.steps(Way::Apply))?;
-        let contents = |step: &Step| {
-            let path = self.original(&pack.pack_id, step.number);
-            let wanted = match &step.to {
-                Some(Node::File { sha256: Some(sha256), .. }) => sha256,
-                _ => return Err(io::Error::other("no original was kept")),
-            };
-            let is_wanted = |file: &File| digest(file).is_ok_and(|found| found == *wanted);
-            // The file itself, unless it was changed through another of its names.
-            if File::open(&path).is_ok_and(|file| is_wanted(&file)) {
-                return Ok(Contents::Same(path));
-            }
-            let copy = File::open(transition::copy_of(&path))?;
-            if is_wanted(&copy) {
-                Ok(Contents::Copy(copy))
-            } else {
-                Err(io::Error::other("a kept original is not what its digest says"))
-            }
+    /// A kept original: the file itself, unless it was changed since by somebody who had it open.
+    fn original_of(&self, id: &PackId, number: usize, node: Option<&Node>) -> io::Result<Contents> {
+        let path = self.original(id, number);
+        let Some(Node::File { sha256: Some(wanted), .. }) = node else {
+            return Err(io::Error::other("no original was kept"));
         };
-        // Directories somebody put something into cannot go.
-        let steps: Vec<Step> =
-            steps.into_iter().filter(|step| !keeps_others_files(tree, step, pack, &mut conflicts)).collect();
-        let walk = Transition { tree, steps: &steps, tag: pack.pack_id.as_str(), contents: &contents };
-        walk.clear_staging()?;
-        walk.perform()?;
+        let is_wanted = |file: &File| digest(file).is_ok_and(|found| found == *wanted);
+        if File::open(&path).is_ok_and(|file| is_wanted(&file)) {
+            return Ok(Contents::Same(path));
+        }
+        let copy = File::open(transition::copy_of(&path))?;
+        if is_wanted(&copy) {
+            Ok(Contents::Copy(copy))
+        } else {
+            Err(io::Error::other("a kept original is not what its digest says"))
+        }
+    }
+
+    /// Leads the tree to what it was before these steps, from wherever it is.
+    fn go_back(&self, tree: &Tree, pack: &mut Pack, steps: &[Step], end: State) -> io::Result<Vec<Conflict>> {
+        let (there, back_again) = (pack.pack_id.to_string(), format!("{}-back", pack.pack_id));
+        let mut conflicts = transition::settle(tree, steps, &there, |step| step.to.as_ref())?;
+        conflicts.extend(transition::settle(tree, steps, &back_again, |step| step.from.as_ref())?);
+        let (mut back, foreign) = transition::backward(tree, steps)?;
+        conflicts.extend(foreign);
+        for step in &mut back {
+            step.hard_link = pack.entries[step.number].linked_before;
+        }
+        let contents = |step: &Step| self.original_of(&pack.pack_id, step.number, step.to.as_ref());
+        let walk = Transition { tree, steps: &back, tag: &back_again, contents: &contents };
+        if !back.is_empty() {
+            walk.perform().map_err(|stopped| stopped.source)?;
+        }
+        // What is said to be as it was is looked at once more.
+        let left_alone: BTreeSet<PathBuf> = conflicts.iter().map(|conflict| conflict.path.clone()).collect();
+        for step in steps.iter().filter(|step| !left_alone.contains(&step.path)) {
+            if !transition::is_same(tree.node(&step.path, &mut u64::MAX.clone())?.as_ref(), step.from.as_ref()) {
+                let why = "is not what it was".to_owned();
+                conflicts.push(Conflict { path: step.path.clone(), why });
+            }
+        }
         let state = if conflicts.is_empty() { end } else { State::Stuck };
         self.finish(pack, state).map_err(io::Error::other)?;
         Ok(conflicts)
@@ -460,24 +517,36 @@ impl Packs {
         if matches!(state, State::Undone | State::RolledBack) {
             // The tree has them again; kept by another name they would change with it.
             let originals = self.place(&pack.pack_id).join("originals");
-            fs::remove_dir_all(&originals).map_err(|source| RecordError::Write { path: originals, source })?;
+            match fs::remove_dir_all(&originals) {
+                Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                    return Err(RecordError::Write { path: originals, source }.into());
+                }
+                _ => {}
+            }
         }
         unmark(&self.unfinished(), &pack.pack_id)
     }
 }
 
-/// Whether a directory that should go holds what is not of this pack.
-fn keeps_others_files(tree: &Tree, step: &Step, pack: &Pack, conflicts: &mut Vec<Conflict>) -> bool {
-    let goes = step.from.as_ref().is_some_and(Node::is_directory) && !step.to.as_ref().is_some_and(Node::is_directory);
-    if !goes {
-        return false;
+/// Directories whose owner took the right to work in them from themselves: opened for the walk, and closed again with
+/// it or after a crash, for which they must be on record.
+fn add_closed_parents(tree: &Tree, pack: &mut Pack) -> io::Result<()> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(());
     }
-    let is_ours = |path: &Path| pack.entries.iter().any(|entry| entry.path.0 == path);
-    let names = tree.names(&step.path).unwrap_or_default();
-    let others: Vec<PathBuf> = names.iter().map(|name| step.path.join(name)).filter(|path| !is_ours(path)).collect();
-    let why = "was put into a directory that should go";
-    conflicts.extend(others.iter().map(|path| Conflict { path: path.clone(), why: why.to_owned() }));
-    !others.is_empty()
+    let known: BTreeSet<PathBuf> = pack.entries.iter().map(|entry| entry.path.0.clone()).collect();
+    let parents = known.iter().filter_map(|path| path.parent()).filter(|parent| !parent.as_os_str().is_empty());
+    let parents: BTreeSet<&Path> = parents.filter(|parent| !known.contains(*parent)).collect();
+    for parent in parents {
+        if let Some(node @ Node::Directory { mode }) = tree.node(parent, &mut 0)?
+            && mode & 0o300 != 0o300
+        {
+            let node = Some(node);
+            pack.entries.push(PackEntry::new(parent.into(), node.clone(), node));
+        }
+    }
+    pack.entries.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(())
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -496,66 +565,42 @@ impl Pack {
             let link_to = entry.link_to.as_ref().map(|path| path.0.clone()).filter(|_| way == Way::Apply);
             let hard_link = entry.hard_link.filter(|_| way == Way::Apply);
             let (path, owner, replace) = (entry.path.0.clone(), entry.owner, entry.replaced);
-            Step { number, path, from, to, hard_link, link_to, replace, owner }
+            let unhex = |(name, value): &(String, String)| Some((unhex(name)?, unhex(value)?));
+            let attributes = entry.attributes.iter().filter_map(unhex).collect();
+            Step { number, path, from, to, hard_link, link_to, replace, owner, attributes }
         });
         steps.collect()
     }
 }
 
-/// Picks the entries to apply, with the directories they need.
-fn select(diff: &Diff, selection: &Selection) -> Result<(Vec<Entry>, Vec<PathBuf>), PackError> {
-    use std::os::unix::ffi::OsStrExt;
-    let matches =
-        |globs: &[Glob], entry: &Entry| globs.iter().any(|glob| glob.matches(entry.path.0.as_os_str().as_bytes()));
-    let mut picked: Vec<bool> = diff
-        .entries
-        .iter()
-        .map(|entry| {
-            (selection.only.is_empty() || matches(&selection.only, entry)) && !matches(&selection.except, entry)
-        })
-        .collect();
-    // What is picked needs the new directories it is in.
-    for idx in 0..diff.entries.len() {
-        if picked[idx] {
-            for above in diff.entries[idx].path.0.ancestors().skip(1) {
-                if let Ok(at) = diff.entries.binary_search_by(|entry| entry.path.0.as_path().cmp(above)) {
-                    let entry = &diff.entries[at];
-                    let is_new = matches!(entry.kind, Kind::Added | Kind::TypeChanged);
-                    picked[at] |= is_new && entry.after.as_ref().is_some_and(Node::is_directory);
-                }
-            }
+impl PackEntry {
+    fn new(path: ExactPath, before: Option<Node>, after: Option<Node>) -> PackEntry {
+        PackEntry {
+            path,
+            before,
+            after,
+            owner: None,
+            hard_link: None,
+            link_to: None,
+            replaced: false,
+            linked_before: None,
+            attributes: Vec::new(),
         }
     }
-    let chosen = diff.entries.iter().zip(picked).filter(|(_, picked)| *picked).map(|(entry, _)| entry);
-    let (mut entries, mut left_out, mut control) = (Vec::new(), Vec::new(), Vec::new());
-    for entry in chosen {
-        let allowed = selection.allow_control.iter().any(|allowed| entry.path.0.starts_with(allowed));
-        if matches!(entry.after, Some(Node::Special { .. })) {
-            left_out.push(entry.path.0.clone());
-        } else if entry.control && !allowed {
-            control.push(entry.path.0.clone());
-        } else {
-            entries.push(entry.clone());
-        }
-    }
-    if control.is_empty() { Ok((entries, left_out)) } else { Err(PackError::Control(control)) }
 }
 
 fn new_pack(diff: &Diff, entries: &[Entry]) -> Pack {
     let created_at = Timestamp::now();
     let entries = entries.iter().map(|entry| PackEntry {
-        path: entry.path.clone(),
-        before: entry.before.clone(),
-        after: entry.after.clone(),
-        owner: None,
         hard_link: entry.hard_link,
         link_to: entry.link_to.clone(),
-        replaced: false,
+        ..PackEntry::new(entry.path.clone(), entry.before.clone(), entry.after.clone())
     });
     Pack {
         pack_id: PackId::new(&created_at.strftime("%Y%m%d-%H%M%S").to_string(), crate::door::random()),
         run_id: diff.run_id.clone(),
         workspace: diff.workspace.clone(),
+        workspace_id: diff.workspace_id,
         state: State::Applying,
         fence: 1,
         holder: ProcessName::own(),
@@ -564,33 +609,21 @@ fn new_pack(diff: &Diff, entries: &[Entry]) -> Pack {
     }
 }
 
-/// How long to wait for whoever works on the tree.
-const LOCK_WAIT: Duration = Duration::from_secs(2);
-
-/// Opens a tree for ourselves alone.
-fn open(workspace: &Path) -> Result<(Tree, File), PackError> {
+/// Opens a tree for ourselves alone. It must be the directory that was meant, whatever has its name now.
+fn open(workspace: &Path, id: (u64, u64)) -> Result<(Tree, Claim), PackError> {
     let cannot = |source| PackError::Tree { path: workspace.to_owned(), source };
-    let link = fs::symlink_metadata(workspace).map_err(cannot)?;
-    if !link.is_dir() {
-        return Err(cannot(io::Error::other("it is not a directory any more")));
+    let claim = match Claim::take(workspace, Use::Alone) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(PackError::Busy(workspace.to_owned())),
+        taken => taken.map_err(cannot)?,
+    };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let directory =
+        rustix::fs::open(workspace, flags, rustix::fs::Mode::empty()).map_err(|errno| cannot(errno.into()))?;
+    let stat = rustix::fs::fstat(&directory).map_err(|errno| cannot(errno.into()))?;
+    if (stat.st_dev, stat.st_ino) != id {
+        return Err(cannot(io::Error::other("it is another directory than the one the run worked in")));
     }
-    let directory = File::open(workspace).map_err(cannot)?;
-    let opened = directory.metadata().map_err(cannot)?;
-    if (opened.dev(), opened.ino()) != (link.dev(), link.ino()) {
-        return Err(cannot(io::Error::other("it was replaced while it was opened")));
-    }
-    let give_up = Instant::now() + LOCK_WAIT;
-    loop {
-        match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => break,
-            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < give_up => {
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            Err(rustix::io::Errno::WOULDBLOCK) => return Err(PackError::Busy(workspace.to_owned())),
-            Err(errno) => return Err(cannot(errno.into())),
-        }
-    }
-    Ok((Tree::open(workspace).map_err(cannot)?, directory))
+    Ok((Tree::of(directory), claim))
 }
 
 /// Writes down that a walk is under way, and whose it is.

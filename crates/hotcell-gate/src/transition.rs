@@ -2,29 +2,33 @@
 //! able to go back from wherever it was stopped.
 //!
 //! ```text
-//! conflicts ─▶ stage new files beside the tree ─▶ sync ─▶ remove ─▶ make and rename ─▶ modes ─▶ sync
+//! conflicts ─▶ stage new files beside the tree ─▶ sync ─▶ move aside ─▶ make and exchange ─▶ modes ─▶ sync
 //!                                                        └── stopped here: `backward` leads to the first state ──┘
 //! ```
 //!
-//! Applying a diff and undoing it are the same walk with the ends exchanged. Every path is reached through
-//! directories that are opened one by one, so no link in the tree leads a change elsewhere.
+//! Applying a diff and undoing it are the same walk with the ends exchanged. Every path is reached through directories
+//! that are opened one by one, never through a link and never onto another mount. Nothing is overwritten blindly: what
+//! is replaced comes out by an exchange and is looked at, and if it is not what was checked, somebody saved a file
+//! meanwhile: it goes back, and the walk stops.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use hotcell_base::text::shown;
 use hotcell_cell::tree::{self, Node, Tree};
-use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid};
-use std::os::unix::ffi::OsStrExt;
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Uid};
 
 use crate::blobs::{copy_sparse, digest};
 
 /// What a staging directory's name begins with.
 pub(crate) const STAGING: &str = ".hotcell-";
+/// What is moved aside is called by its number, after this.
+const ASIDE: &str = "old-";
 
 /// One path on its way.
 #[derive(Clone, Debug)]
@@ -42,6 +46,8 @@ pub(crate) struct Step {
     pub(crate) replace: bool,
     /// Whose it becomes; else its directory's owner.
     pub(crate) owner: Option<(u32, u32)>,
+    /// Extended attributes a directory gets when it is made.
+    pub(crate) attributes: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 impl Step {
@@ -93,15 +99,30 @@ pub(crate) struct Transition<'a> {
     pub(crate) contents: &'a dyn Fn(&Step) -> io::Result<Contents>,
 }
 
+/// A walk that was stopped.
+#[derive(Debug)]
+pub(crate) struct Stopped {
+    /// The steps that were begun, by number: all others are as they were.
+    pub(crate) begun: BTreeSet<usize>,
+    pub(crate) source: io::Error,
+}
+
 /// Everything that is not as the steps expect it.
 pub(crate) fn conflicts(tree: &Tree, steps: &[Step]) -> io::Result<Vec<Conflict>> {
     let mut found = Vec::new();
     let by_path: BTreeMap<&Path, &Step> = steps.iter().map(|step| (step.path.as_path(), step)).collect();
     for step in steps {
-        let now = tree.node(&step.path, &mut u64::MAX.clone())?;
+        let mut conflict = |path: PathBuf, why: String| found.push(Conflict { path, why });
+        let now = match look(tree, &step.path) {
+            Err(error) if is_other_mount(&error) => {
+                conflict(step.path.clone(), "is on another filesystem that is mounted there".to_owned());
+                continue;
+            }
+            now => now?,
+        };
         if !is_same(now.as_ref(), step.from.as_ref()) {
             let why = format!("is {}, and was {}", describe(now.as_ref()), describe(step.from.as_ref()));
-            found.push(Conflict { path: step.path.clone(), why });
+            conflict(step.path.clone(), why);
             continue;
         }
         let parent = step.path.parent().unwrap_or(Path::new(""));
@@ -111,22 +132,34 @@ pub(crate) fn conflicts(tree: &Tree, steps: &[Step]) -> io::Result<Vec<Conflict>
                 None => tree.node(parent, &mut 0)?,
             };
             if !becomes.as_ref().is_some_and(Node::is_directory) {
-                let why = "has no directory to be in any more".to_owned();
-                found.push(Conflict { path: step.path.clone(), why });
+                conflict(step.path.clone(), "has no directory to be in any more".to_owned());
             }
         }
         if step.clears() && step.from.as_ref().is_some_and(Node::is_directory) {
             let goes = |name: &OsString| by_path.get(step.path.join(name).as_path()).is_some_and(|step| step.clears());
             for name in tree.names(&step.path)?.iter().filter(|name| !goes(name)) {
-                let why = "is new in a directory that is to go".to_owned();
-                found.push(Conflict { path: step.path.join(name), why });
+                conflict(step.path.join(name), "is new in a directory that is to go".to_owned());
             }
         }
     }
     Ok(found)
 }
 
-/// The steps back to where these began, from wherever they were stopped; and what somebody else changed since.
+/// What stands at a path, a directory only if it is of the same mount.
+fn look(tree: &Tree, path: &Path) -> io::Result<Option<Node>> {
+    let node = tree.node(path, &mut u64::MAX.clone())?;
+    if node.as_ref().is_some_and(Node::is_directory) {
+        tree.directory(path)?;
+    }
+    Ok(node)
+}
+
+fn is_other_mount(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::XDEV.raw_os_error())
+}
+
+/// The steps back to where these began, from wherever they were stopped; and what somebody else changed since, which
+/// is left alone with all that depends on it.
 pub(crate) fn backward(tree: &Tree, steps: &[Step]) -> io::Result<(Vec<Step>, Vec<Conflict>)> {
     let (mut back, mut foreign) = (Vec::new(), Vec::new());
     for step in steps {
@@ -134,29 +167,63 @@ pub(crate) fn backward(tree: &Tree, steps: &[Step]) -> io::Result<(Vec<Step>, Ve
         if is_same(now.as_ref(), step.from.as_ref()) {
             continue;
         }
-        let is_directory = |node: &Option<Node>| node.as_ref().is_some_and(Node::is_directory);
-        // Between the two: cleared and not made yet, or a directory whose mode was still to be set.
-        let halfway = match &now {
-            None => step.clears() && step.to.is_some(),
-            Some(Node::Directory { .. }) => is_directory(&step.from) || is_directory(&step.to),
-            Some(Node::File { sha256: now, .. }) => {
-                // Renamed into place, or its mode changed.
-                let is = |node: &Option<Node>| matches!(node, Some(Node::File { sha256, .. }) if sha256.is_some() && sha256 == now);
-                is(&step.from) || is(&step.to)
-            }
-            Some(_) => false,
-        };
-        if halfway || is_same(now.as_ref(), step.to.as_ref()) {
-            back.push(Step { from: now, to: step.from.clone(), hard_link: None, link_to: None, ..step.clone() });
+        if is_halfway(step, now.as_ref()) || is_same(now.as_ref(), step.to.as_ref()) {
+            back.push(Step { from: now, to: step.from.clone(), link_to: None, ..step.clone() });
         } else {
             let why = format!("is {}, which nobody of us made", describe(now.as_ref()));
             foreign.push(Conflict { path: step.path.clone(), why });
         }
     }
+    while let Some((at, conflict)) = find_impossible(tree, &back)? {
+        back.remove(at);
+        foreign.push(conflict);
+    }
     Ok((back, foreign))
 }
 
-fn is_same(a: Option<&Node>, b: Option<&Node>) -> bool {
+/// Between the two states in a way only a walk of ours leaves: cleared and not made yet, a directory whose mode was
+/// still to be set, a file that is one of the two with the mode of the other.
+fn is_halfway(step: &Step, now: Option<&Node>) -> bool {
+    let is_directory = |node: &Option<Node>| node.as_ref().is_some_and(Node::is_directory);
+    match now {
+        None => step.clears() && step.to.is_some(),
+        Some(Node::Directory { .. }) => is_directory(&step.from) || is_directory(&step.to),
+        Some(Node::File { sha256: now, .. }) => {
+            let has = |node: &Option<Node>| matches!(node, Some(Node::File { sha256, .. }) if sha256.is_some() && sha256 == now);
+            has(&step.from) || has(&step.to)
+        }
+        Some(_) => false,
+    }
+}
+
+/// A step that cannot be taken because of something that stays: a directory with somebody's file in it cannot go, and
+/// nothing can be put where there is no directory.
+fn find_impossible(tree: &Tree, back: &[Step]) -> io::Result<Option<(usize, Conflict)>> {
+    let by_path: BTreeMap<&Path, &Step> = back.iter().map(|step| (step.path.as_path(), step)).collect();
+    for (at, step) in back.iter().enumerate() {
+        if step.clears() && step.from.as_ref().is_some_and(Node::is_directory) {
+            let goes = |name: &OsString| by_path.get(step.path.join(name).as_path()).is_some_and(|step| step.clears());
+            if let Some(name) = tree.names(&step.path)?.iter().find(|name| !goes(name)) {
+                let why = format!("cannot go: {} is in it", shown(name.as_bytes()));
+                return Ok(Some((at, Conflict { path: step.path.clone(), why })));
+            }
+        }
+        let parent = step.path.parent().unwrap_or(Path::new(""));
+        if step.to.is_some() && !parent.as_os_str().is_empty() {
+            let becomes = match by_path.get(parent) {
+                Some(above) => above.to.clone(),
+                None => tree.node(parent, &mut 0)?,
+            };
+            if !becomes.as_ref().is_some_and(Node::is_directory) {
+                let why = "has no directory to be in any more".to_owned();
+                return Ok(Some((at, Conflict { path: step.path.clone(), why })));
+            }
+        }
+    }
+    Ok(None)
+}
+
+pub(crate) fn is_same(a: Option<&Node>, b: Option<&Node>) -> bool {
     match (a, b) {
         (None, None) => true,
         (Some(a), Some(b)) => a.is_same(b),
@@ -179,9 +246,33 @@ fn describe(node: Option<&Node>) -> String {
 
 impl Transition<'_> {
     /// Goes from the first state to the second. An error leaves the tree between them, for [`backward`].
-    pub(crate) fn perform(&self) -> io::Result<()> {
-        self.clear_staging()?;
-        let name = format!("{STAGING}{}", self.tag);
+    pub(crate) fn perform(&self) -> Result<(), Stopped> {
+        let mut begun = BTreeSet::new();
+        match self.walk(&mut begun) {
+            Ok(()) => Ok(()),
+            Err(source) => Err(Stopped { begun, source }),
+        }
+    }
+
+    fn walk(&self, begun: &mut BTreeSet<usize>) -> io::Result<()> {
+        let staging = self.stage_all()?;
+        rustix::fs::syncfs(self.tree.root())?;
+        self.open_up(begun)?;
+        self.clear(staging.as_fd(), begun)?;
+        let made = self.make(staging.as_fd(), begun)?;
+        self.set_modes(&made, begun)?;
+        drop(staging);
+        self.remove_staging()?;
+        Ok(rustix::fs::syncfs(self.tree.root())?)
+    }
+
+    fn staging_name(&self) -> String {
+        format!("{STAGING}{}", self.tag)
+    }
+
+    /// Makes every new file, complete, in a directory beside them.
+    fn stage_all(&self) -> io::Result<std::os::fd::OwnedFd> {
+        let name = self.staging_name();
         rustix::fs::mkdirat(self.tree.root(), &name, Mode::from_raw_mode(0o700))?;
         let staging = self.tree.directory(Path::new(&name))?;
         let mut linked: BTreeMap<u64, usize> = BTreeMap::new();
@@ -192,71 +283,15 @@ impl Transition<'_> {
                     rustix::fs::linkat(&staging, &from, &staging, &to, AtFlags::empty())?;
                 }
                 None => {
-                    self.stage(staging.as_fd(), step)?;
+                    self.stage(staging.as_fd(), step).map_err(about(step, "staging"))?;
                     linked.extend(step.hard_link.map(|number| (number, step.number)));
                 }
             }
         }
-        rustix::fs::syncfs(self.tree.root())?;
-        self.open_up()?;
-        for step in self.steps.iter().rev().filter(|step| step.clears()) {
-            let (directory, name) = self.tree.place(&step.path)?;
-            let is_directory = step.from.as_ref().is_some_and(Node::is_directory);
-            let flags = if is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-            rustix::fs::unlinkat(directory, name, flags)?;
-        }
-        let mut made = BTreeSet::new();
-        for step in self.steps {
-            let (directory, name) = match &step.to {
-                Some(_) => self.tree.place(&step.path)?,
-                None => continue,
-            };
-            match &step.to {
-                Some(Node::Directory { .. }) if !step.from.as_ref().is_some_and(Node::is_directory) => {
-                    rustix::fs::mkdirat(&directory, name, Mode::from_raw_mode(0o700))?;
-                    own(directory.as_fd(), name.as_bytes(), step.owner.or_else(|| owner_of(directory.as_fd())))?;
-                    made.insert(step.path.as_path());
-                }
-                Some(Node::File { mode, .. }) if !step.replaces() => {
-                    rustix::fs::chmodat(&directory, name, Mode::from_raw_mode(*mode), AtFlags::empty())?;
-                }
-                Some(_) if step.replaces() => {
-                    rustix::fs::renameat(&staging, step.number.to_string(), &directory, name)?;
-                }
-                _ => {}
-            }
-        }
-        for step in self.steps.iter().rev() {
-            if let Some(Node::Directory { mode }) = step.to {
-                let directory = self.tree.directory(&step.path)?;
-                // A new one has its set-group bit from the directory above it.
-                let inherited = if made.contains(step.path.as_path()) {
-                    rustix::fs::fstat(&directory)?.st_mode & 0o2000
-                } else {
-                    0
-                };
-                rustix::fs::fchmod(&directory, Mode::from_raw_mode(mode | inherited))?;
-            }
-        }
-        self.clear_staging()?;
-        Ok(rustix::fs::syncfs(self.tree.root())?)
+        Ok(staging)
     }
 
-    /// Removes what an earlier walk of this tag left.
-    pub(crate) fn clear_staging(&self) -> io::Result<()> {
-        let name = format!("{STAGING}{}", self.tag);
-        let path = Path::new(&name);
-        let staging = match self.tree.directory(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            opened => opened?,
-        };
-        for name in self.tree.names(path)? {
-            rustix::fs::unlinkat(&staging, &name, AtFlags::empty())?;
-        }
-        Ok(rustix::fs::unlinkat(self.tree.root(), path, AtFlags::REMOVEDIR)?)
-    }
-
-    /// Makes the new file or link of a step, complete, under its number.
+    /// Makes the new file or link of a step under its number.
     fn stage(&self, staging: BorrowedFd<'_>, step: &Step) -> io::Result<()> {
         let number = step.number.to_string();
         // The nearest directory that is there now: whoever owns that owns what is made.
@@ -269,23 +304,24 @@ impl Transition<'_> {
             }
             Some(Node::File { mode, sha256, .. }) => {
                 if let Some(other) = &step.link_to
-                    && self
-                        .tree
-                        .node(other, &mut u64::MAX.clone())?
-                        .is_some_and(|other| Some(&other) == step.to.as_ref())
+                    && self.tree.node(other, &mut u64::MAX.clone())?.as_ref() == step.to.as_ref()
                 {
                     let (directory, name) = self.tree.place(other)?;
                     return Ok(rustix::fs::linkat(&directory, name, staging, &number, AtFlags::empty())?);
                 }
                 let (file, attributes) = match (self.contents)(step)? {
                     Contents::Same(path) => {
-                        rustix::fs::linkat(CWD, &path, staging, &number, AtFlags::empty())?;
-                        return Ok(());
+                        return Ok(rustix::fs::linkat(CWD, &path, staging, &number, AtFlags::empty())?);
                     }
-                    Contents::New(file) => (file, self.tree.file(&step.path).ok()),
+                    Contents::New(file) => {
+                        // New contents under an old name: they keep what says who may use it, and nothing that
+                        // gives them a power.
+                        let kept = self.tree.file(&step.path).map(|old| tree::attributes(&old)).unwrap_or_default();
+                        (file, kept.into_iter().filter(|(name, _)| is_harmless(name)).collect())
+                    }
                     Contents::Copy(file) => {
-                        let attributes = file.try_clone()?;
-                        (file, Some(attributes))
+                        let attributes: Vec<_> = tree::attributes(&file);
+                        (file, attributes)
                     }
                 };
                 let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
@@ -295,9 +331,7 @@ impl Transition<'_> {
                     return Err(io::Error::other("kept contents are not what their digest says"));
                 }
                 own(staging, number.as_bytes(), owner)?;
-                if let Some(attributes) = attributes {
-                    copy_attributes(&attributes, &to);
-                }
+                set_attributes(&to, &attributes);
                 Ok(rustix::fs::fchmod(&to, Mode::from_raw_mode(*mode))?)
             }
             _ => Ok(()),
@@ -305,7 +339,7 @@ impl Transition<'_> {
     }
 
     /// Lets us work in directories whose owner took that right from themselves. Their modes are set at the end.
-    fn open_up(&self) -> io::Result<()> {
+    fn open_up(&self, begun: &mut BTreeSet<usize>) -> io::Result<()> {
         if rustix::process::geteuid().is_root() {
             return Ok(());
         }
@@ -313,12 +347,197 @@ impl Transition<'_> {
             if let Some(Node::Directory { mode }) = step.from
                 && mode & 0o700 != 0o700
             {
+                begun.insert(step.number);
                 let (directory, name) = self.tree.place(&step.path)?;
-                rustix::fs::chmodat(&directory, name, Mode::from_raw_mode(mode | 0o700), AtFlags::empty())?;
+                set_mode(directory.as_fd(), name, FileType::Directory, mode | 0o700)?;
             }
         }
         Ok(())
     }
+
+    /// Moves what must go out of the way, deepest first.
+    fn clear(&self, staging: BorrowedFd<'_>, begun: &mut BTreeSet<usize>) -> io::Result<()> {
+        for step in self.steps.iter().rev().filter(|step| step.clears()) {
+            let (directory, name) = self.tree.place(&step.path).map_err(about(step, "finding"))?;
+            if step.from.as_ref().is_some_and(Node::is_directory) {
+                begun.insert(step.number);
+                rustix::fs::unlinkat(directory, name, AtFlags::REMOVEDIR).map_err(about(step, "removing"))?;
+                continue;
+            }
+            let aside = format!("{ASIDE}{}", step.number);
+            let moved = rustix::fs::renameat_with(&directory, name, staging, &aside, RenameFlags::NOREPLACE);
+            moved.map_err(about(step, "moving aside"))?;
+            begun.insert(step.number);
+            if !is_same(at(staging, &aside)?.as_ref(), step.from.as_ref()) {
+                rustix::fs::renameat_with(staging, &aside, &directory, name, RenameFlags::NOREPLACE)?;
+                begun.remove(&step.number);
+                return Err(saved_meanwhile(&step.path));
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes directories and puts files in their places; the directories that are new.
+    fn make(&self, staging: BorrowedFd<'_>, begun: &mut BTreeSet<usize>) -> io::Result<BTreeSet<&Path>> {
+        let mut made = BTreeSet::new();
+        for step in self.steps.iter().filter(|step| step.to.is_some()) {
+            let (directory, name) = self.tree.place(&step.path).map_err(about(step, "finding"))?;
+            match &step.to {
+                Some(Node::Directory { .. }) if !step.from.as_ref().is_some_and(Node::is_directory) => {
+                    let made_it = rustix::fs::mkdirat(&directory, name, Mode::from_raw_mode(0o700));
+                    made_it.map_err(about(step, "making"))?;
+                    begun.insert(step.number);
+                    made.insert(step.path.as_path());
+                    own(directory.as_fd(), name.as_bytes(), step.owner.or_else(|| owner_of(directory.as_fd())))?;
+                    set_attributes(&File::from(self.tree.directory(&step.path)?), &step.attributes);
+                }
+                Some(Node::File { mode, .. }) if !step.replaces() => {
+                    begun.insert(step.number);
+                    let set = set_mode(directory.as_fd(), name, FileType::RegularFile, *mode);
+                    set.map_err(about(step, "setting the mode of"))?;
+                }
+                Some(_) if step.replaces() => self.place(staging, step, directory.as_fd(), name, begun)?,
+                _ => {}
+            }
+        }
+        Ok(made)
+    }
+
+    /// Puts a staged file in its place, and nobody else's work out of it.
+    fn place(
+        &self,
+        staging: BorrowedFd<'_>,
+        step: &Step,
+        directory: BorrowedFd<'_>,
+        name: &OsStr,
+        begun: &mut BTreeSet<usize>,
+    ) -> io::Result<()> {
+        let staged = step.number.to_string();
+        let is_empty = step.from.is_none() || step.clears();
+        let flags = if is_empty { RenameFlags::NOREPLACE } else { RenameFlags::EXCHANGE };
+        match rustix::fs::renameat_with(staging, &staged, directory, name, flags) {
+            Ok(()) => {}
+            // A filesystem that cannot exchange: look, and rename at once.
+            Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
+                let expected = step.from.as_ref().filter(|_| !is_empty);
+                if !is_same(look(self.tree, &step.path)?.as_ref(), expected) {
+                    return Err(saved_meanwhile(&step.path));
+                }
+                rustix::fs::renameat(staging, &staged, directory, name)?;
+                begun.insert(step.number);
+                return Ok(());
+            }
+            Err(rustix::io::Errno::EXIST | rustix::io::Errno::NOENT) => return Err(saved_meanwhile(&step.path)),
+            Err(errno) => return Err(errno.into()),
+        }
+        begun.insert(step.number);
+        if !is_empty && !is_same(at(staging, &staged)?.as_ref(), step.from.as_ref()) {
+            rustix::fs::renameat_with(staging, &staged, directory, name, RenameFlags::EXCHANGE)?;
+            begun.remove(&step.number);
+            return Err(saved_meanwhile(&step.path));
+        }
+        Ok(())
+    }
+
+    fn set_modes(&self, made: &BTreeSet<&Path>, begun: &mut BTreeSet<usize>) -> io::Result<()> {
+        for step in self.steps.iter().rev() {
+            if let Some(Node::Directory { mode }) = step.to {
+                begun.insert(step.number);
+                let directory = self.tree.directory(&step.path).map_err(about(step, "finding"))?;
+                // A new one has its set-group bit from the directory above it.
+                let is_new = made.contains(step.path.as_path());
+                let inherited = if is_new { rustix::fs::fstat(&directory)?.st_mode & 0o2000 } else { 0 };
+                rustix::fs::fchmod(&directory, Mode::from_raw_mode(mode | inherited))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the staging directory with all that is in it.
+    fn remove_staging(&self) -> io::Result<()> {
+        let name = self.staging_name();
+        let path = Path::new(&name);
+        let staging = self.tree.directory(path)?;
+        for name in self.tree.names(path)? {
+            rustix::fs::unlinkat(&staging, &name, AtFlags::empty())?;
+        }
+        Ok(rustix::fs::unlinkat(self.tree.root(), path, AtFlags::REMOVEDIR)?)
+    }
+}
+
+/// Clears away the staging directory of a walk that was stopped. What is in it is a state of one of the steps, and is
+/// kept elsewhere; anything else is a file somebody saved in the very moment it was exchanged, and goes back.
+pub(crate) fn settle(
+    tree: &Tree,
+    steps: &[Step],
+    tag: &str,
+    heading: impl Fn(&Step) -> Option<&Node>,
+) -> io::Result<Vec<Conflict>> {
+    let name = format!("{STAGING}{tag}");
+    let staging = match tree.directory(Path::new(&name)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        opened => opened?,
+    };
+    let mut foreign = Vec::new();
+    for entry in tree.names(Path::new(&name))? {
+        let text = entry.to_string_lossy();
+        let number = text.strip_prefix(ASIDE).unwrap_or(&text).parse::<usize>().ok();
+        let step = steps.iter().find(|step| Some(step.number) == number);
+        let found = at(staging.as_fd(), &text)?;
+        let is_state =
+            |step: &Step| is_same(found.as_ref(), step.from.as_ref()) || is_same(found.as_ref(), step.to.as_ref());
+        let is_foreign = match step {
+            None => false,
+            Some(step) if is_state(step) => false,
+            Some(_) if text.starts_with(ASIDE) => true,
+            // What came out of an exchange; before that, it is a draft of ours.
+            Some(step) => is_same(tree.node(&step.path, &mut u64::MAX.clone())?.as_ref(), heading(step)),
+        };
+        if !is_foreign {
+            rustix::fs::unlinkat(&staging, &entry, AtFlags::empty())?;
+            continue;
+        }
+        let Some(step) = step else { continue };
+        let (directory, place) = tree.place(&step.path)?;
+        let flags =
+            if tree.node(&step.path, &mut 0)?.is_some() { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE };
+        rustix::fs::renameat_with(&staging, &entry, &directory, place, flags)?;
+        if flags == RenameFlags::EXCHANGE {
+            rustix::fs::unlinkat(&staging, &entry, AtFlags::empty())?;
+        }
+        foreign.push(Conflict { path: step.path.clone(), why: "was saved while it was being replaced".to_owned() });
+    }
+    rustix::fs::unlinkat(tree.root(), &name, AtFlags::REMOVEDIR)?;
+    Ok(foreign)
+}
+
+/// Says what failed.
+fn about<E: Into<io::Error>>(step: &Step, what: &'static str) -> impl FnOnce(E) -> io::Error {
+    let path = shown(step.path.as_os_str().as_bytes());
+    move |error| {
+        let error = error.into();
+        io::Error::new(error.kind(), format!("{what} `{path}` failed: {error}"))
+    }
+}
+
+fn saved_meanwhile(path: &Path) -> io::Error {
+    io::Error::other(format!("`{}` was changed by somebody else meanwhile", shown(path.as_os_str().as_bytes())))
+}
+
+/// What stands under a name of a directory that is open.
+fn at(directory: BorrowedFd<'_>, name: &str) -> io::Result<Option<Node>> {
+    Tree::of_directory(directory)?.node(Path::new(name), &mut u64::MAX.clone())
+}
+
+/// Sets the mode of a thing of this kind, and of nothing a link leads to.
+fn set_mode(directory: BorrowedFd<'_>, name: &OsStr, kind: FileType, mode: u32) -> io::Result<()> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(directory, name, flags, Mode::empty())?;
+    if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != kind {
+        return Err(io::Error::other("it is another kind of thing meanwhile"));
+    }
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(rustix::fs::chmod(path, Mode::from_raw_mode(mode))?)
 }
 
 fn owner_of(directory: BorrowedFd<'_>) -> Option<(u32, u32)> {
@@ -336,29 +555,34 @@ fn own(directory: BorrowedFd<'_>, name: &[u8], owner: Option<(u32, u32)>) -> io:
     }
 }
 
-/// Copies extended attributes, as far as we may read and set them.
-pub(crate) fn copy_attributes(from: &File, to: &File) {
-    for (name, value) in tree::attributes(from) {
+/// Attributes that say who may use a file, not what it may do.
+fn is_harmless(name: &[u8]) -> bool {
+    name.starts_with(b"user.") || name.starts_with(b"system.posix_acl_") || name == b"security.selinux"
+}
+
+/// Sets extended attributes, as far as we may.
+fn set_attributes(to: &File, attributes: &[(Vec<u8>, Vec<u8>)]) {
+    for (name, value) in attributes {
         // A label only the machine may give, or a filesystem without attributes.
-        let _as_far_as_we_may = rustix::fs::fsetxattr(to, &name[..], &value, rustix::fs::XattrFlags::empty());
+        let _as_far_as_we_may = rustix::fs::fsetxattr(to, &name[..], value, rustix::fs::XattrFlags::empty());
     }
 }
 
-/// Keeps a file of the tree for later: by another name where that can be, and as a copy where that cannot be or would
-/// not do. Whether the file itself is kept.
-pub(crate) fn save(tree: &Tree, path: &Path, to: &Path) -> io::Result<bool> {
+/// Keeps a file of the tree for later: a copy, for a process that has it open may go on writing to it; and, where that
+/// can be, the file itself by another name, so that it can come back as the very file it was.
+pub(crate) fn save(tree: &Tree, path: &Path, to: &Path) -> io::Result<()> {
     let file = tree.file(path)?;
-    let (directory, name): (OwnedFd, _) = tree.place(path)?;
-    // A file with other names can be changed through them: then only a copy keeps what it is now.
-    let is_alone = rustix::fs::fstat(&file)?.st_nlink == 1;
-    let is_same = rustix::fs::linkat(&directory, name, CWD, to, AtFlags::empty()).is_ok();
-    if !(is_same && is_alone) {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let copy = File::from(rustix::fs::open(copy_of(to), flags, Mode::from_raw_mode(0o600))?);
+    let (directory, name) = tree.place(path)?;
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let copy = File::from(rustix::fs::open(copy_of(to), flags, Mode::from_raw_mode(0o600))?);
+    // Shared blocks where the filesystem can, bytes elsewhere.
+    if rustix::fs::ioctl_ficlone(&copy, &file).is_err() {
         copy_sparse(&file, &copy)?;
-        copy_attributes(&file, &copy);
     }
-    Ok(is_same)
+    set_attributes(&copy, &tree::attributes(&file));
+    // Another filesystem, or a file that is not ours to link: then there is the copy.
+    let _the_copy_will_do = rustix::fs::linkat(&directory, name, CWD, to, AtFlags::empty());
+    Ok(())
 }
 
 /// Where the copy of a kept file is.
@@ -366,7 +590,8 @@ pub(crate) fn copy_of(kept: &Path) -> PathBuf {
     kept.with_extension("copy")
 }
 
-/// Whether the file at a path has further names.
-pub(crate) fn has_other_names(tree: &Tree, path: &Path) -> bool {
-    tree.file(path).and_then(|file| Ok(rustix::fs::fstat(&file)?.st_nlink)).is_ok_and(|n| n > 1)
+/// The number of a file that has further names.
+pub(crate) fn shared_number(tree: &Tree, path: &Path) -> Option<u64> {
+    let stat = tree.file(path).and_then(|file| Ok(rustix::fs::fstat(&file)?)).ok()?;
+    (stat.st_nlink > 1).then_some(stat.st_ino)
 }

@@ -122,6 +122,7 @@ impl Failure {
                     | PackError::Control(_)
                     | PackError::Conflicts { .. }
                     | PackError::Busy(_)
+                    | PackError::Stuck { .. }
                     | PackError::NotApplied { .. },
                 ),
             ) => 3,
@@ -144,7 +145,7 @@ fn in_the_way(error: &PackError) -> Vec<String> {
     const SHOWN_MAX: usize = 10;
     let lines: Vec<String> = match error {
         PackError::Control(paths) => paths.iter().map(|path| shown_path(path)).collect(),
-        PackError::Conflicts { conflicts, .. } => {
+        PackError::Conflicts { conflicts, .. } | PackError::Stuck { conflicts, .. } => {
             conflicts.iter().map(|conflict| format!("{} {}", shown_path(&conflict.path), conflict.why)).collect()
         }
         _ => Vec::new(),
@@ -171,6 +172,11 @@ fn pack_hint(error: &PackError) -> String {
         PackError::Busy(_) => "try again when it is over: hotcell ls".to_owned(),
         PackError::NotFound(_) => "the id is what hotcell apply printed; or give the run: hotcell ls".to_owned(),
         PackError::NotApplied { .. } => "see all of them: hotcell undo --list".to_owned(),
+        PackError::Stuck { pack, .. } => {
+            format!(
+                "move what is yours out of the way and try again: hotcell undo {pack}; its originals are in rollback/{pack}/originals of the home"
+            )
+        }
         PackError::Tree { .. } => "see what is there: ls -ld on that path".to_owned(),
         PackError::Failed(_) | PackError::Record(_) => {
             "look at the space and the rights there: df -h and ls -ld on that path".to_owned()

@@ -67,7 +67,12 @@ fn say(cleared: &Cleared) {
     }
     for (leftover, error) in &cleared.failed {
         let (what, which) = leftover.describe();
-        screen::note(&format!("hotcell: the {what} {} cannot be cleared away yet: {error}", shown(which)));
+        screen::note(&format!("hotcell: {what} {}: cannot be cleared away yet", shown(which)));
+        let mut cause: Option<&dyn std::error::Error> = Some(error);
+        while let Some(one) = cause {
+            screen::note(&format!("  cause: {one}"));
+            cause = one.source();
+        }
     }
 }
 

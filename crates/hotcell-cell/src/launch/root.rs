@@ -11,6 +11,7 @@ use hotcell_sys::wire::INPUT_FD_FIRST;
 use libc::{EEXIST, ENOENT, ENOTDIR, EPERM, EROFS};
 
 use super::{AT_FDCWD, Label, N_STREAMS, Writer};
+use crate::control::Decoy;
 use crate::limits::Limits;
 use crate::plan::{ID_MARK, Identity, Mode, Plan};
 use crate::view::{Entry, FENCE};
@@ -208,10 +209,10 @@ impl Writer<'_> {
         path
     }
 
-    fn scratch_file(&mut self, name: &str) -> String {
+    fn scratch_file(&mut self, name: &str, mode: u32) -> String {
         let path = format!("{SCRATCH}/{name}");
         let at = self.text(&path);
-        let args = [at.into(), u64::from(libc::S_IFREG | 0o644).into(), 0.into()];
+        let args = [at.into(), u64::from(mode).into(), 0.into()];
         self.call(format!("make {path}"), libc::SYS_mknod, &args, Expect::Ok);
         self.own(&path);
         path
@@ -314,9 +315,13 @@ impl Writer<'_> {
                     self.attach(*source, &path, &name);
                 }
             }
-            Entry::Decoy { number, target, directory } => {
+            Entry::Decoy { number, target, kind } => {
                 let made = format!("{DECOYS}/{number}");
-                let made = if *directory { self.scratch_directory(&made, 0o755) } else { self.scratch_file(&made) };
+                let made = match kind {
+                    Decoy::Directory => self.scratch_directory(&made, 0o755),
+                    Decoy::File => self.scratch_file(&made, libc::S_IFREG | 0o644),
+                    Decoy::Closed => self.scratch_file(&made, libc::S_IFSOCK),
+                };
                 self.attach_scratch(&made, target);
             }
             // Mounted before everything else.

@@ -4,16 +4,17 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 
 use rustix::fs::{AtFlags, FileType};
 
 use super::supervisor::LiveCell;
 use super::{Observer, RunError, platform};
 use crate::changes::{self, Changes, Marks};
-use crate::control::Control;
+use crate::control::{Control, Found, is_placeholder};
 use crate::launch;
-use crate::plan::{Identity, Mode, Plan};
+use crate::plan::{GuardedTree, Identity, Mode, Plan};
 use crate::report::ControlAttempt;
 use crate::tree::{self, DIRECTORY};
 
@@ -51,16 +52,42 @@ pub(super) fn control_attempts(plan: &Plan, cell: &LiveCell<'_>, changes: Option
             }
             number += 1;
         }
-        // Further down there is no place for decoys: what was made there is there.
-        let known = |path: &Path| {
-            tree.existing.iter().any(|(found, _)| found.path == path)
-                || tree.decoys.iter().any(|(decoy, _)| decoy == path)
-        };
-        let found = tree.control.find(&tree.source).unwrap_or_default();
-        let new = found.into_iter().filter(|found| !known(&found.path));
-        attempts.extend(new.map(|found| ControlAttempt { path: tree.target.join(found.path), blocked: false }));
+        attempts.extend(changed_in_place(tree));
     }
     attempts
+}
+
+/// Control files of a tree that is written in place which are not what they were: further down there is no place for
+/// decoys, a directory can be renamed with what is guarded in it, and whoever replaces a file on the host takes its
+/// guard away with it.
+fn changed_in_place(tree: &GuardedTree) -> Vec<ControlAttempt> {
+    let mut paths = Vec::new();
+    for guarded in &tree.existing {
+        let path = tree.source.join(&guarded.path);
+        let now = path.symlink_metadata().ok().map(|file| (file.dev(), file.ino()));
+        if now != Some(guarded.identity) {
+            paths.push(guarded.path.clone());
+        }
+    }
+    for (decoy, _) in &tree.decoys {
+        let path = tree.source.join(decoy);
+        if path.symlink_metadata().is_ok() && !is_placeholder(&path) {
+            paths.push(decoy.clone());
+        }
+    }
+    let findings = tree.control.find(&tree.source).unwrap_or_default();
+    let is_known = |found: &Found| {
+        let is = |guarded: &Found| guarded.path == found.path && guarded.identity == found.identity;
+        tree.existing.iter().any(is) || paths.contains(&found.path)
+    };
+    let new: Vec<PathBuf> =
+        findings.list.iter().filter(|found| !is_known(found)).map(|found| found.path.clone()).collect();
+    paths.extend(new);
+    if findings.truncated {
+        // More than could be looked at: the whole tree is in doubt.
+        paths.push(PathBuf::new());
+    }
+    paths.into_iter().map(|path| ControlAttempt { path: tree.target.join(path), blocked: false }).collect()
 }
 
 fn decoy_was_used(cell: &LiveCell<'_>, number: usize) -> bool {

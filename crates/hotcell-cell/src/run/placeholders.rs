@@ -1,94 +1,106 @@
 //! Places for decoys: a mount needs something to be mounted on, so where a control file does not exist on the host, an
-//! empty thing with no permissions stands while the cell does.
+//! empty thing stands while the cell does.
 //!
-//! Cells that share a directory share these. Each holds a shared lock on the directory; whoever gets it alone when its
-//! cell is over removes them.
+//! Cells that share a directory share these. Each has a shared claim on the directory; the last one to give it back
+//! removes them, through the directory it made them in, wherever that is by now.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
-use rustix::fs::FlockOperation;
+use rustix::fs::{AtFlags, FileType, Mode};
 
-use crate::control::{PLACEHOLDER_MODE, is_placeholder};
-use crate::plan::Plan;
+use crate::claim::{Claim, Use};
+use crate::control::{Decoy, PLACEHOLDER_DIRECTORY, PLACEHOLDER_SOCKET, is_placeholder};
+use crate::plan::{GuardedTree, Plan};
 use crate::wall::Wall;
-
-/// Whoever removes placeholders holds the lock for a moment.
-const LOCK_WAIT: Duration = Duration::from_secs(5);
 
 /// The placeholders of one cell.
 #[derive(Default)]
 pub(super) struct Placeholders {
-    locks: Vec<File>,
-    paths: Vec<PathBuf>,
+    trees: Vec<Tree>,
+}
+
+struct Tree {
+    claim: Claim,
+    directory: File,
+    names: Vec<PathBuf>,
 }
 
 impl Placeholders {
     /// Makes what is missing.
     pub(super) fn make(plan: &Plan) -> io::Result<Placeholders> {
         let mut placeholders = Placeholders::default();
-        if !plan.asks_for(Wall::Root) {
-            return Ok(placeholders);
-        }
-        for tree in plan.guarded.iter().filter(|tree| !tree.decoys.is_empty()) {
-            placeholders.locks.push(shared(&tree.source)?);
-            for (path, directory) in &tree.decoys {
-                let path = tree.source.join(path);
-                // Listed first: a failure half-way removes what was made.
-                placeholders.paths.push(path.clone());
-                let made = if *directory {
-                    DirBuilder::new().mode(PLACEHOLDER_MODE).create(&path)
-                } else {
-                    OpenOptions::new().write(true).create_new(true).mode(PLACEHOLDER_MODE).open(&path).map(drop)
-                };
-                match made {
-                    Ok(()) => {}
-                    // Another cell's, or made since by somebody who will find the decoy's mount in its way.
-                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                    Err(error) => return Err(error),
-                }
+        if plan.asks_for(Wall::Root) {
+            for tree in plan.guarded.iter().filter(|tree| !tree.decoys.is_empty()) {
+                placeholders.add(tree)?;
             }
         }
         Ok(placeholders)
+    }
+
+    fn add(&mut self, tree: &GuardedTree) -> io::Result<()> {
+        let claim = Claim::take(&tree.source, Use::Shared)?;
+        let directory = File::open(&tree.source)?;
+        let names = tree.decoys.iter().map(|(path, _)| path.clone()).collect();
+        // Listed first: a failure half-way removes what was made.
+        self.trees.push(Tree { claim, directory, names });
+        let directory = &self.trees[self.trees.len() - 1].directory;
+        for (path, kind) in &tree.decoys {
+            let made = match kind {
+                Decoy::Directory => rustix::fs::mkdirat(directory, path, Mode::from_raw_mode(PLACEHOLDER_DIRECTORY)),
+                Decoy::File | Decoy::Closed => {
+                    let mode = Mode::from_raw_mode(PLACEHOLDER_SOCKET);
+                    rustix::fs::mknodat(directory, path, FileType::Socket, mode, 0)
+                }
+            };
+            match made {
+                // Another cell's, or made since by somebody who will find the decoy's mount in its way.
+                Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
     }
 }
 
 impl Drop for Placeholders {
     fn drop(&mut self) {
-        // Ours must not be in the way of the lock that removing takes.
-        self.locks.clear();
-        remove(&self.paths);
-    }
-}
-
-fn shared(directory: &Path) -> io::Result<File> {
-    let file = File::open(directory)?;
-    let give_up = Instant::now() + LOCK_WAIT;
-    loop {
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
-            Ok(()) => return Ok(file),
-            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < give_up => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            Err(errno) => return Err(errno.into()),
+        for tree in self.trees.drain(..) {
+            let Tree { claim, directory, names } = tree;
+            claim.last_one_out(|| {
+                for name in &names {
+                    remove_from(&directory, name);
+                }
+            });
         }
     }
 }
 
-/// Removes placeholders that no living cell needs; nothing else, whatever the paths are. The paths that are left.
+/// Removes a placeholder, and nothing else: a directory only if it is empty, a socket only if it has our mode.
+fn remove_from(directory: &File, name: &Path) {
+    let Ok(stat) = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) else { return };
+    let mode = stat.st_mode & 0o7777;
+    let flags = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Directory if mode == PLACEHOLDER_DIRECTORY => AtFlags::REMOVEDIR,
+        FileType::Socket if mode == PLACEHOLDER_SOCKET => AtFlags::empty(),
+        _ => return,
+    };
+    // Something is in it by now, or it is gone: either way it is not ours any more.
+    let _left = rustix::fs::unlinkat(directory, name, flags);
+}
+
+/// Removes what a cell that was killed left; nothing else, whatever the paths are. The paths that are left, because
+/// another cell stands on them.
 pub fn remove(paths: &[PathBuf]) -> Vec<PathBuf> {
     let mut left = Vec::new();
     for path in paths.iter().filter(|path| is_placeholder(path)) {
-        let alone = path.parent().and_then(|parent| {
-            let directory = File::open(parent).ok()?;
-            rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive).ok()?;
-            Some(directory)
-        });
-        let removed = alone.is_some() && (fs::remove_dir(path).is_ok() || fs::remove_file(path).is_ok());
-        if !removed {
+        let place =
+            path.parent().and_then(|parent| Some((File::open(parent).ok()?, Claim::take(parent, Use::Shared).ok()?)));
+        if let (Some((directory, claim)), Some(name)) = (place, path.file_name()) {
+            claim.last_one_out(|| remove_from(&directory, Path::new(name)));
+        }
+        if is_placeholder(path) {
             left.push(path.clone());
         }
     }

@@ -1,0 +1,63 @@
+//! Selections: which changes of a diff are to be applied.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use hotcell_base::Glob;
+use hotcell_cell::changes::Kind;
+use hotcell_cell::tree::Node;
+
+use crate::diff::{Diff, Entry};
+use crate::pack::PackError;
+
+/// What of a diff is to be applied.
+#[derive(Clone, Debug, Default)]
+pub struct Selection {
+    /// Only what matches one of these; everything if there are none.
+    pub only: Vec<Glob>,
+    /// Nothing that matches one of these.
+    pub except: Vec<Glob>,
+    /// Control files that may be changed.
+    pub allow_control: Vec<PathBuf>,
+}
+
+/// Picks the entries to apply, with the directories they need.
+pub(crate) fn select(diff: &Diff, selection: &Selection) -> Result<(Vec<Entry>, Vec<PathBuf>), PackError> {
+    let matches =
+        |globs: &[Glob], entry: &Entry| globs.iter().any(|glob| glob.matches(entry.path.0.as_os_str().as_bytes()));
+    let mut picked: Vec<bool> = diff
+        .entries
+        .iter()
+        .map(|entry| {
+            (selection.only.is_empty() || matches(&selection.only, entry)) && !matches(&selection.except, entry)
+        })
+        .collect();
+    // What is picked needs the new directories it is in.
+    for idx in 0..diff.entries.len() {
+        if picked[idx] {
+            for above in diff.entries[idx].path.0.ancestors().skip(1) {
+                if let Ok(at) = diff.entries.binary_search_by(|entry| entry.path.0.as_path().cmp(above)) {
+                    let entry = &diff.entries[at];
+                    let is_new = matches!(entry.kind, Kind::Added | Kind::TypeChanged);
+                    picked[at] |= is_new && entry.after.as_ref().is_some_and(Node::is_directory);
+                }
+            }
+        }
+    }
+    let chosen = diff.entries.iter().zip(picked).filter(|(_, picked)| *picked).map(|(entry, _)| entry);
+    let (mut entries, mut left_out, mut control) = (Vec::new(), Vec::<PathBuf>::new(), Vec::new());
+    for entry in chosen {
+        let allowed = selection.allow_control.iter().any(|allowed| entry.path.0.starts_with(allowed));
+        let is_special = |node: &Option<Node>| matches!(node, Some(Node::Special { .. }));
+        // What is gone below a name that is left out stays, too.
+        let is_below = left_out.iter().any(|above| entry.path.0.starts_with(above));
+        if is_special(&entry.after) || is_special(&entry.before) || is_below {
+            left_out.push(entry.path.0.clone());
+        } else if entry.control && !allowed {
+            control.push(entry.path.0.clone());
+        } else {
+            entries.push(entry.clone());
+        }
+    }
+    if control.is_empty() { Ok((entries, left_out)) } else { Err(PackError::Control(control)) }
+}
