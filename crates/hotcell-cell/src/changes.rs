@@ -66,6 +66,8 @@ pub struct Changes {
 pub const CHANGES_MAX: usize = 100_000;
 /// How deep is looked; two descriptors are open for each level.
 pub const DEPTH_MAX: usize = 128;
+/// And how many bytes their paths may have together: names are the guest's to choose.
+pub const PATH_BYTES_MAX: usize = 16 << 20;
 /// So many bytes of either layer are read; a file beyond that is listed as modified, without a digest.
 pub const HASHED_BYTES_MAX: u64 = 4 << 30;
 
@@ -102,9 +104,14 @@ pub(crate) fn list(upper: BorrowedFd<'_>, lower: &Path, context: &Context<'_>) -
     let upper = rustix::fs::openat(upper, ".", DIRECTORY, Mode::empty())?;
     let layer = Layer { tree: Tree::of(upper.try_clone()?) };
     let lower = rustix::fs::open(lower, DIRECTORY, Mode::empty())?;
-    let mut walk =
-        Walk { context, changes: Changes::default(), budgets: [HASHED_BYTES_MAX; 2], unchanged_links: BTreeMap::new() };
-    let mut levels = vec![Level::new(upper, Some(lower), PathBuf::new(), false)?];
+    let mut walk = Walk {
+        context,
+        changes: Changes::default(),
+        budgets: [HASHED_BYTES_MAX; 2],
+        unchanged_links: BTreeMap::new(),
+        path_bytes: 0,
+    };
+    let mut levels = vec![Level::new(&mut walk, upper, Some(lower), PathBuf::new(), false)?];
     while let Some(level) = levels.last_mut() {
         let Some(name) = level.names.pop() else {
             levels.pop();
@@ -137,11 +144,12 @@ struct Walk<'a> {
     budgets: [u64; 2],
     /// Files that are as they were and have further names, by their number.
     unchanged_links: BTreeMap<u64, PathBuf>,
+    path_bytes: usize,
 }
 
 impl Walk<'_> {
     fn is_full(&mut self) -> bool {
-        let is_full = self.changes.list.len() > CHANGES_MAX;
+        let is_full = self.changes.list.len() > CHANGES_MAX || self.path_bytes > PATH_BYTES_MAX;
         if is_full {
             self.changes.list.truncate(CHANGES_MAX);
             self.changes.truncated = true;
@@ -150,6 +158,7 @@ impl Walk<'_> {
     }
 
     fn push(&mut self, path: PathBuf, kind: Kind, before: Option<(Node, &Stat)>, after: Option<Found>) {
+        self.path_bytes += path.as_os_str().len();
         let moved = before.as_ref().is_some_and(|(_, stat)| changed_at(stat) > self.context.since);
         let control = self.context.control.guards(&path);
         let after = after.unwrap_or_default();
@@ -164,6 +173,13 @@ impl Walk<'_> {
         tree::node(directory.as_fd(), name, stat, &mut self.budgets[0])
     }
 
+    /// The names in a directory; more than are ever listed is more than can be told.
+    fn names(&mut self, directory: BorrowedFd<'_>) -> io::Result<Vec<OsString>> {
+        let names = names(directory, CHANGES_MAX)?;
+        self.changes.truncated |= names.len() > CHANGES_MAX;
+        Ok(names)
+    }
+
     /// Lists a thing of the host's that is gone, with all that was below it.
     fn gone(&mut self, directory: &OwnedFd, name: &OsStr, path: PathBuf, depth: usize) -> io::Result<()> {
         let Some(stat) = tree::stat(directory.as_fd(), name)? else { return Ok(()) };
@@ -175,13 +191,13 @@ impl Walk<'_> {
 
     /// Lists all that the host has below a directory that is no directory any more.
     fn gone_below(&mut self, directory: &OwnedFd, name: &OsStr, path: &Path, depth: usize) -> io::Result<()> {
-        let opened = rustix::fs::openat(directory, name, DIRECTORY, Mode::empty());
+        let opened = tree::open_directory(directory.as_fd(), name);
         let (Ok(below), true) = (opened, depth < DEPTH_MAX) else {
-            // A directory we may not read, or too deep: what was in it cannot be told.
+            // One we may not read, one that another filesystem is mounted on, or too deep: what was in it cannot be told.
             self.changes.truncated = true;
             return Ok(());
         };
-        for name in names(below.as_fd(), CHANGES_MAX)? {
+        for name in self.names(below.as_fd())? {
             self.gone(&below, &name, path.join(&name), depth)?;
             if self.is_full() {
                 break;
@@ -215,8 +231,14 @@ struct Level {
 }
 
 impl Level {
-    fn new(upper: OwnedFd, lower: Option<OwnedFd>, path: PathBuf, opaque: bool) -> io::Result<Level> {
-        let names = names(upper.as_fd(), CHANGES_MAX)?;
+    fn new(
+        walk: &mut Walk<'_>,
+        upper: OwnedFd,
+        lower: Option<OwnedFd>,
+        path: PathBuf,
+        opaque: bool,
+    ) -> io::Result<Level> {
+        let names = walk.names(upper.as_fd())?;
         Ok(Level { upper, lower, path, opaque, names })
     }
 
@@ -240,7 +262,7 @@ impl Level {
             }
             return Ok(None);
         }
-        let after = self.found(name, &stat, lower, walk)?;
+        let after = self.found(name, &stat, before.as_ref(), walk)?;
         let is_directory = after.node.as_ref().is_some_and(Node::is_directory);
         let mut existed = false;
         match (lower, &before, &after.node) {
@@ -267,37 +289,47 @@ impl Level {
         let upper = open_own(&self.upper, name)?;
         let opaque = self.opaque || is_opaque(&upper, walk.context.marks);
         let below = lower.filter(|_| existed).and_then(|lower| {
-            let opened = rustix::fs::openat(lower, name, DIRECTORY, Mode::empty());
-            // A directory of the host's that we may not read: what is gone from it cannot be told.
+            let opened = tree::open_directory(lower.as_fd(), name);
+            // One of the host's that we may not read, or another mount: what is gone from it cannot be told.
             walk.changes.truncated |= opened.is_err();
             opened.ok()
         });
         if opaque && let Some(hidden) = &below {
             // It shows nothing the host has there: what was not made anew is gone.
-            let made: HashSet<OsString> = names(upper.as_fd(), CHANGES_MAX)?
+            let made: HashSet<OsString> = walk
+                .names(upper.as_fd())?
                 .into_iter()
                 .filter(|name| {
                     rustix::fs::statat(&upper, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| !is_whiteout(&stat))
                 })
                 .collect();
-            for name in names(hidden.as_fd(), CHANGES_MAX)?.into_iter().filter(|name| !made.contains(name)) {
+            for name in walk.names(hidden.as_fd())?.into_iter().filter(|name| !made.contains(name)) {
                 walk.gone(hidden, &name, path.join(&name), self.depth() + 1)?;
             }
         }
-        Level::new(upper, below, path, opaque).map(Some)
+        Level::new(walk, upper, below, path, opaque).map(Some)
     }
 
     /// Describes what the cell left, without what nobody gets.
-    fn found(&self, name: &OsStr, stat: &Stat, lower: Option<&OwnedFd>, walk: &mut Walk<'_>) -> io::Result<Found> {
+    fn found(&self, name: &OsStr, stat: &Stat, before: Option<&Stat>, walk: &mut Walk<'_>) -> io::Result<Found> {
+        let lower = self.lower.as_ref();
         let mut stripped = Vec::new();
         let kind = FileType::from_raw_mode(stat.st_mode);
         if matches!(kind, FileType::RegularFile | FileType::Directory) {
-            let own = extended(&readable(&self.upper, name, stat)?);
-            let hosts = lower.and_then(|lower| readable_as_it_is(lower, name)).map(|file| extended(&file));
-            let hosts = hosts.unwrap_or_default();
+            let own = tree::attributes(&readable(&self.upper, name, stat)?);
+            // The host's own is opened only if it is of a kind that nobody waits at.
+            let old = before.filter(|before| FileType::from_raw_mode(before.st_mode) == kind);
+            let old = lower.filter(|_| old.is_some()).and_then(|lower| readable_as_it_is(lower, name));
+            let hosts = old.map(|file| tree::attributes(&file)).unwrap_or_default();
             // What the host's file has was copied along with it.
-            let new = own.into_iter().filter(|attribute| !hosts.contains(attribute));
-            stripped.extend(new.map(|(name, _)| format!("xattr {}", hotcell_base::text::shown(name))));
+            let new = own.iter().filter(|attribute| !is_overlays(&attribute.0) && !hosts.contains(attribute));
+            let mut names: Vec<&[u8]> = new.map(|(name, _)| name.as_slice()).collect();
+            // A power the host's file had: other contents do not get it.
+            let has = |list: &[(Vec<u8>, Vec<u8>)]| list.iter().any(|(name, _)| name == CAPABILITY);
+            if has(&hosts) && !has(&own) {
+                names.push(CAPABILITY);
+            }
+            stripped.extend(names.iter().map(|name| format!("xattr {}", hotcell_base::text::shown(name))));
         }
         let mut node = tree::node(self.upper.as_fd(), name, stat, &mut walk.budgets[1])?;
         if let Node::File { mode, .. } = &mut node {
@@ -345,10 +377,12 @@ fn readable_as_it_is(layer: &OwnedFd, name: &OsStr) -> Option<File> {
     rustix::fs::openat(layer, name, flags, Mode::empty()).ok().map(File::from)
 }
 
-/// The extended attributes of a file, but for the overlay's own.
-fn extended(file: &File) -> Vec<(Vec<u8>, Vec<u8>)> {
-    let ours = |name: &[u8]| name.starts_with(b"trusted.overlay.") || name.starts_with(b"user.overlay.");
-    tree::attributes(file).into_iter().filter(|(name, _)| !ours(name)).collect()
+/// The attribute that gives whoever executes a file a power.
+const CAPABILITY: &[u8] = b"security.capability";
+
+/// Whether an attribute is the overlay's own. A guest that sets one by such a name has it stripped all the same.
+fn is_overlays(name: &[u8]) -> bool {
+    name.starts_with(b"trusted.overlay.") || name.starts_with(b"user.overlay.")
 }
 
 /// The overlay's mark for "not there any more".

@@ -49,6 +49,14 @@ pub enum GateError {
     /// It cannot be recorded, so it does not run.
     #[error("the run cannot be recorded")]
     Record(#[from] RecordError),
+    /// It ran, and how it ended cannot be recorded.
+    #[error("the end of run {} cannot be recorded", record.run_id)]
+    Unrecorded {
+        /// What should be on record.
+        record: Box<Record>,
+        /// What went wrong.
+        source: RecordError,
+    },
     /// It did not get its turn.
     #[error("the run did not get its turn to start")]
     Turn {
@@ -121,8 +129,12 @@ impl Gate {
                 Err(error)
             }
         };
+        if let Err(error) = self.runs.write(&record) {
+            // The next start says that nobody knows how it ended; that is all that can be said.
+            cell.keep();
+            return Err(GateError::Unrecorded { record: Box::new(record), source: error });
+        }
         replace(&record.artifacts.join("exit_code.txt"), record.exit_status().to_string().as_bytes())?;
-        self.runs.write(&record)?;
         // A group the kernel would not let go of yet is the next sweep's; so is its name.
         if live.cgroups.iter().any(|path| path.exists()) {
             cell.keep();

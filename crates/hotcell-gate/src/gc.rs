@@ -55,6 +55,8 @@ impl Leftover {
 pub struct Cleared {
     /// Whether another hotcell is at it.
     pub is_busy: bool,
+    /// Why nothing can be cleared away here at all.
+    pub error: Option<io::Error>,
     /// Runs whose end is not known.
     pub unknown: Vec<RunId>,
     /// Changes that were stopped half-way.
@@ -69,8 +71,10 @@ pub fn survey(home: &Home) -> Vec<Leftover> {
     let runs = Runs::of(home);
     for entry in entries(&home.runs()) {
         let Some(id) = entry.file_name().to_str().and_then(|name| name.parse::<RunId>().ok()) else { continue };
+        let record = runs.read(&id);
+        // After the record: a run that began a moment ago has a cell before it has a record.
         let has_cell = LiveCell::find(home, &id).is_some();
-        match runs.read(&id) {
+        match record {
             Ok(record) if record.outcome.is_none() && !has_cell => found.push(Leftover::Run(id)),
             Ok(_) => {}
             // Made a moment ago, it is about to be recorded.
@@ -124,9 +128,16 @@ fn clear_found(home: &Home, look: impl Fn(&Home) -> Vec<Leftover>) -> Cleared {
     if look(home).is_empty() {
         return cleared;
     }
-    let Ok(Some(lock)) = HomeLock::take(home) else {
-        cleared.is_busy = true;
-        return cleared;
+    let lock = match HomeLock::take(home) {
+        Ok(Some(lock)) => lock,
+        Ok(None) => {
+            cleared.is_busy = true;
+            return cleared;
+        }
+        Err(error) => {
+            cleared.error = Some(error);
+            return cleared;
+        }
     };
     // Again: what was there before may be done already.
     for leftover in look(home) {
@@ -181,7 +192,8 @@ fn end_unknown(home: &Home, id: &RunId, cleared: &mut Cleared) -> io::Result<()>
         let has_record = directory.join("meta.json").exists();
         return if directory.exists() && !has_record { fs::remove_dir_all(directory) } else { Ok(()) };
     };
-    if record.outcome.is_none() {
+    let is_alive = LiveCell::find(home, id).is_some_and(|cell| cell.supervisor.is_alive());
+    if record.outcome.is_none() && !is_alive {
         record.outcome = Some(Outcome::Unknown);
         record.error = Some("hotcell ended before the run did; the cell was killed with it".to_owned());
         runs.write(&record).map_err(io::Error::other)?;
@@ -194,9 +206,14 @@ fn end_unknown(home: &Home, id: &RunId, cleared: &mut Cleared) -> io::Result<()>
 fn cells(home: &Home) -> Vec<Leftover> {
     let mut found = drafts(&home.cells());
     for entry in entries(&home.cells()) {
-        let cell = fs::read(entry.path()).ok().and_then(|text| serde_json::from_slice::<LiveCell>(&text).ok());
-        if let Some(cell) = cell.filter(|cell| !cell.supervisor.is_alive()) {
-            found.push(Leftover::Cell(Box::new(cell)));
+        match LiveCell::read(&entry.path()) {
+            Some(cell) if !cell.supervisor.is_alive() => found.push(Leftover::Cell(Box::new(cell))),
+            Some(_) => {}
+            // Damaged, as a power cut leaves it: what it said is lost, and so is its cell.
+            None if entry.path().extension().is_some_and(|extension| extension == "json") && is_old(&entry.path()) => {
+                found.push(Leftover::Draft(entry.path()));
+            }
+            None => {}
         }
     }
     found
@@ -231,6 +248,8 @@ fn entries(directory: &Path) -> Vec<fs::DirEntry> {
 
 /// A recorded path is only removed if it has the shape of a group we make.
 fn is_ours(path: &Path) -> bool {
-    path.starts_with("/sys/fs/cgroup")
+    let is_plain = path.components().all(|part| !matches!(part, std::path::Component::ParentDir));
+    is_plain
+        && path.starts_with("/sys/fs/cgroup")
         && path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("hotcell-"))
 }

@@ -44,6 +44,12 @@ pub enum HomeError {
         /// Which.
         path: PathBuf,
     },
+    /// Somebody put it there.
+    #[error("the home `{}` was found above this directory, and is not known to be yours", path.display())]
+    Unknown {
+        /// Which.
+        path: PathBuf,
+    },
     /// Others may look into it.
     #[error("the home directory `{}` can be entered by others (mode {mode:o})", path.display())]
     NotPrivate {
@@ -55,6 +61,33 @@ pub enum HomeError {
 }
 
 impl Home {
+    /// Opens a home that was found in a directory above the caller's. A repository or a guest can put a directory of
+    /// that name anywhere, with whatever it likes in it; so it is used only if it is empty, or if it is known: written
+    /// down in `known`, a file of the user's outside any tree, when it was empty.
+    pub fn discover(path: &Path, known: Option<&Path>) -> Result<Home, HomeError> {
+        let id =
+            |path: &Path| fs::metadata(path).map(|file| format!("{}:{} {}", file.dev(), file.ino(), path.display()));
+        let unreadable = |source| HomeError::Make { path: path.to_owned(), source };
+        let is_empty = fs::read_dir(path).map_err(unreadable)?.next().is_none();
+        let list = known.map(|known| fs::read_to_string(known).unwrap_or_default()).unwrap_or_default();
+        let path = fs::canonicalize(path).map_err(unreadable)?;
+        let id = id(&path).map_err(unreadable)?;
+        let is_known = list.lines().any(|line| line == id);
+        if !is_known && !is_empty {
+            return Err(HomeError::Unknown { path });
+        }
+        let home = Home::open(&path)?;
+        if let (false, Some(known)) = (is_known, known) {
+            let write = || {
+                known.parent().map_or(Ok(()), fs::create_dir_all)?;
+                let mut file = fs::OpenOptions::new().append(true).create(true).open(known)?;
+                io::Write::write_all(&mut file, format!("{id}\n").as_bytes())
+            };
+            write().map_err(|source| HomeError::Make { path: known.to_owned(), source })?;
+        }
+        Ok(home)
+    }
+
     /// Opens a home, making it on first use, for its owner alone.
     pub fn open(path: &Path) -> Result<Home, HomeError> {
         let make = |path: &Path| {

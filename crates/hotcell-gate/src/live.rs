@@ -4,6 +4,7 @@
 //! be somebody else's by now.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
@@ -22,6 +23,9 @@ pub struct ProcessName {
     pub start_time: u64,
     /// Which boot.
     pub boot_id: String,
+    /// The pid namespace in which this is its pid: seen from another one, it may be anybody.
+    #[serde(default)]
+    pub pid_namespace: u64,
 }
 
 impl ProcessName {
@@ -30,20 +34,28 @@ impl ProcessName {
         static OWN: OnceLock<ProcessName> = OnceLock::new();
         let own = OWN.get_or_init(|| {
             let pid = std::process::id();
-            ProcessName { pid, start_time: start_time(pid).unwrap_or(0), boot_id: boot_id() }
+            let pid_namespace = fs::metadata("/proc/self/ns/pid").map(|file| file.ino()).unwrap_or(0);
+            ProcessName { pid, start_time: start_time(pid).unwrap_or(0), boot_id: boot_id(), pid_namespace }
         });
         own.clone()
     }
 
-    /// A process of this boot, from `<pid>-<start time>`.
-    pub(crate) fn parse(text: &str) -> Option<ProcessName> {
-        let (pid, start_time) = text.split_once('-')?;
-        Some(ProcessName { pid: pid.parse().ok()?, start_time: start_time.parse().ok()?, ..ProcessName::own() })
+    /// The process in a file's name: `<pid>-<start time>-<pid namespace>`.
+    pub fn file_name(&self) -> String {
+        format!("{}-{}-{}", self.pid, self.start_time, self.pid_namespace)
     }
 
-    /// Whether that very process still runs.
+    /// A process of this boot, from a file's name.
+    pub(crate) fn parse(text: &str) -> Option<ProcessName> {
+        let numbers: Vec<u64> = text.split('-').map(|part| part.parse().ok()).collect::<Option<_>>()?;
+        let [pid, start_time, pid_namespace] = numbers[..] else { return None };
+        Some(ProcessName { pid: u32::try_from(pid).ok()?, start_time, pid_namespace, ..ProcessName::own() })
+    }
+
+    /// Whether that very process still runs. Of one in another pid namespace nobody can say that it does not.
     pub fn is_alive(&self) -> bool {
-        self.boot_id == boot_id() && start_time(self.pid) == Some(self.start_time)
+        let is_foreign = self.pid_namespace != 0 && self.pid_namespace != ProcessName::own().pid_namespace;
+        self.boot_id == boot_id() && (is_foreign || start_time(self.pid) == Some(self.start_time))
     }
 }
 
@@ -89,8 +101,13 @@ impl LiveCell {
 
     /// The living cell of a run.
     pub fn find(home: &Home, id: &RunId) -> Option<LiveCell> {
-        let text = fs::read(LiveCell::path(home, id)).ok()?;
-        serde_json::from_slice(&text).ok()
+        LiveCell::read(&LiveCell::path(home, id))
+    }
+
+    /// Reads a record of a living cell; nothing but a regular file of a sane size is one.
+    pub(crate) fn read(path: &std::path::Path) -> Option<LiveCell> {
+        let is_record = fs::symlink_metadata(path).is_ok_and(|file| file.is_file() && file.len() < 1 << 20);
+        if is_record { serde_json::from_slice(&fs::read(path).ok()?).ok() } else { None }
     }
 
     pub(crate) fn forget(home: &Home, id: &RunId) {

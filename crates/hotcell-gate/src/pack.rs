@@ -11,7 +11,7 @@
 //! every pack. Whoever works on a tree has a [`Claim`] on it alone; whoever takes a pack over raises its `fence`, so that
 //! a holder that lost its claim without knowing it does not write to the pack any more.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
@@ -22,7 +22,7 @@ use hotcell_base::{ExactPath, PackId, RunId};
 use hotcell_cell::claim::{Claim, Use};
 use hotcell_cell::tree::{self, Node, Tree};
 use jiff::Timestamp;
-use rustix::fs::OFlags;
+use rustix::fs::{FileType, OFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::blobs::{digest, sync_all};
@@ -97,6 +97,9 @@ pub struct PackEntry {
     /// Entries of one number were names of one file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub linked_before: Option<u64>,
+    /// Another name of the file that was there, which is not among these entries.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other_name_before: Option<ExactPath>,
     /// Extended attributes of a directory that was there, in hexadecimal.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub attributes: Vec<(String, String)>,
@@ -462,6 +465,7 @@ impl Packs {
                 _ => {}
             }
         }
+        find_other_names(tree, pack)?;
         sync_all(&place)
     }
 
@@ -491,7 +495,9 @@ impl Packs {
         let (mut back, foreign) = transition::backward(tree, steps)?;
         conflicts.extend(foreign);
         for step in &mut back {
-            step.hard_link = pack.entries[step.number].linked_before;
+            let entry = &pack.entries[step.number];
+            step.hard_link = entry.linked_before;
+            step.link_to = entry.other_name_before.as_ref().map(|path| path.0.clone());
         }
         let contents = |step: &Step| self.original_of(&pack.pack_id, step.number, step.to.as_ref());
         let walk = Transition { tree, steps: &back, tag: &back_again, contents: &contents };
@@ -527,6 +533,46 @@ impl Packs {
         unmark(&self.unfinished(), &pack.pack_id)
     }
 }
+
+/// Finds other names of files that are to be replaced, so that they can be joined again where a copy is all that is
+/// kept. A tree too large to look through keeps its files, and loses that they were one.
+fn find_other_names(tree: &Tree, pack: &mut Pack) -> io::Result<()> {
+    let mut wanted: BTreeSet<u64> = pack.entries.iter().filter_map(|entry| entry.linked_before).collect();
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let changed: BTreeSet<PathBuf> = pack.entries.iter().map(|entry| entry.path.0.clone()).collect();
+    let mut found: BTreeMap<u64, PathBuf> = BTreeMap::new();
+    let (mut queue, mut n_seen) = (VecDeque::from([PathBuf::new()]), 0);
+    while let Some(at) = queue.pop_front() {
+        let Ok(directory) = tree.directory(&at) else { continue };
+        for name in tree.names(&at)? {
+            n_seen += 1;
+            let path = at.join(&name);
+            let stat = rustix::fs::statat(&directory, &name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW);
+            let Ok(stat) = stat else { continue };
+            match FileType::from_raw_mode(stat.st_mode) {
+                FileType::Directory => queue.push_back(path),
+                FileType::RegularFile if wanted.contains(&stat.st_ino) && !changed.contains(&path) => {
+                    wanted.remove(&stat.st_ino);
+                    found.insert(stat.st_ino, path);
+                }
+                _ => {}
+            }
+        }
+        if wanted.is_empty() || n_seen > NAMES_SEEN_MAX {
+            break;
+        }
+    }
+    for entry in &mut pack.entries {
+        let other = entry.linked_before.and_then(|number| found.get(&number));
+        entry.other_name_before = other.map(|path| path.as_path().into());
+    }
+    Ok(())
+}
+
+/// So many names are looked at for other names of a file.
+const NAMES_SEEN_MAX: usize = 200_000;
 
 /// Directories whose owner took the right to work in them from themselves: opened for the walk, and closed again with
 /// it or after a crash, for which they must be on record.
@@ -584,6 +630,7 @@ impl PackEntry {
             link_to: None,
             replaced: false,
             linked_before: None,
+            other_name_before: None,
             attributes: Vec::new(),
         }
     }

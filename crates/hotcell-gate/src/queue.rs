@@ -15,6 +15,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::thread;
+use std::time::Duration;
 
 use hotcell_cell::RemoteEnd;
 
@@ -23,6 +24,9 @@ use crate::home::Home;
 /// Building walls is work for a processor; twice as many as there are keep all of them busy.
 const LANES_A_PROCESSOR: u64 = 2;
 const LANES_MIN: u64 = 4;
+
+/// Whoever takes longer to build a cell is stopped, or stuck on a dead disk: the lane does not wait for it.
+const TURN_MAX: Duration = Duration::from_secs(40);
 
 /// A turn to build a cell. Dropping it lets the next in the lane go on.
 pub(crate) struct Turn {
@@ -93,14 +97,13 @@ fn wait_for(file: File, remote: Option<&RemoteEnd>) -> io::Result<()> {
         let _gone_either_way = file.lock_shared();
         drop(is_done);
     });
-    RemoteEnd::wait_or_end(remote, &done)
+    RemoteEnd::wait_or_end(remote, &done, TURN_MAX)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::sync::mpsc;
-    use std::time::Duration;
 
     #[test]
     fn in_each_lane_the_first_to_come_is_the_first_to_go() {

@@ -17,6 +17,11 @@ use serde::{Deserialize, Serialize};
 use crate::home::Home;
 use crate::live::ProcessName;
 
+/// So many changes are in the record; the diff has all of them.
+pub const CHANGES_RECORDED_MAX: usize = 10_000;
+/// And so many control files that were made, or tried to be.
+pub const CONTROL_RECORDED_MAX: usize = 1_000;
+
 /// All that is known of a run. This is `meta.json` and what `--json` prints.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
@@ -171,9 +176,9 @@ impl Record {
             id_outside: report.isolation.id_outside,
         });
         let changes = report.changes.clone().unwrap_or_default();
-        self.workspace.changed = changes.list.iter().map(ChangeRecord::of).collect();
-        self.workspace.changed_truncated = changes.truncated;
-        let attempts = report.control.iter();
+        self.workspace.changed = changes.list.iter().take(CHANGES_RECORDED_MAX).map(ChangeRecord::of).collect();
+        self.workspace.changed_truncated = changes.truncated || changes.list.len() > CHANGES_RECORDED_MAX;
+        let attempts = report.control.iter().take(CONTROL_RECORDED_MAX);
         self.workspace.control_attempts = attempts
             .map(|attempt| ControlRecord { path: shown(attempt.path.as_os_str().as_bytes()), blocked: attempt.blocked })
             .collect();
@@ -344,7 +349,7 @@ pub(crate) fn replace_durably(path: &Path, contents: &[u8]) -> Result<(), Record
 fn write_beside(path: &Path, contents: &[u8], durably: bool) -> io::Result<()> {
     // The draft says whose it is: left by a crash, it is known to be nobody's.
     let us = ProcessName::own();
-    let draft = path.with_extension(format!("{}-{}.tmp", us.pid, us.start_time));
+    let draft = path.with_extension(format!("{}.tmp", us.file_name()));
     let mut file = fs::File::create(&draft)?;
     file.write_all(contents)?;
     if durably {

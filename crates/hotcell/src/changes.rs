@@ -3,6 +3,7 @@
 use hotcell_base::text::shown;
 use hotcell_gate::pack::{Pack, Packs, State};
 use hotcell_gate::{Diff, Home, Selection};
+use hotcell_sys::signals::EndSignals;
 use serde_json::json;
 
 use crate::cli::{ApplyArgs, UndoArgs};
@@ -14,6 +15,8 @@ pub(crate) fn apply(home: &Home, args: &ApplyArgs) -> Result<(), Failure> {
     let diff = Diff::of(home, &args.run)?;
     let selection =
         Selection { only: args.only.clone(), except: args.except.clone(), allow_control: args.allow_control.clone() };
+    // Half-way is no place to stop: what is asked for meanwhile comes after.
+    let _blocked = EndSignals::listen();
     let applied = Packs::of(home).apply(&diff, &selection)?;
     for path in &applied.left_out {
         let path = shown(path.as_os_str().as_encoded_bytes());
@@ -37,6 +40,11 @@ pub(crate) fn undo(home: &Home, args: &UndoArgs) -> Result<(), Failure> {
     crate::gc::sweep(home);
     let packs = Packs::of(home);
     let Some(id) = &args.id else { return list(&packs, args.json) };
+    if args.forget {
+        let pack = packs.forget(id)?;
+        return screen::answer(format!("forgotten  {}: it cannot be undone any more\n", pack.pack_id));
+    }
+    let _blocked = EndSignals::listen();
     let pack = packs.undo(id)?;
     if args.json {
         return screen::answer(format!("{:#}\n", json!({ "pack": pack })));

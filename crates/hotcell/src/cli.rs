@@ -276,6 +276,9 @@ pub(crate) struct UndoArgs {
     /// List what was applied, newest first
     #[arg(long, conflicts_with = "id")]
     pub(crate) list: bool,
+    /// Give the way back up: remove what is kept for it, and change nothing
+    #[arg(long, requires = "id")]
+    pub(crate) forget: bool,
     /// Print the rollback pack as JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -2,7 +2,7 @@
 
 use std::io::{IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hotcell_base::text::{shown, shown_line};
 use hotcell_cell::changes::Kind;
@@ -16,8 +16,8 @@ use crate::cli::DiffArgs;
 use crate::error::Failure;
 use crate::screen;
 
-/// Comparing lines ends after this long, with a longer difference than needed.
-const COMPARE_TIME_MAX: Duration = Duration::from_secs(2);
+/// Comparing lines ends after this long, with longer differences than needed.
+const COMPARE_TIME_MAX: Duration = Duration::from_secs(5);
 /// A NUL within so many bytes makes a file binary.
 const TEXT_SEEN: usize = 8000;
 
@@ -51,15 +51,30 @@ impl Sides {
         Some(Sides { old: side(before)?, new: side(after)? })
     }
 
-    fn lines(&self) -> TextDiff<'_, '_, [u8]> {
-        TextDiff::configure().timeout(COMPARE_TIME_MAX).diff_lines(&self.old[..], &self.new[..])
-    }
-
     /// Lines added and removed.
-    fn counts(&self) -> (usize, usize) {
-        let lines = self.lines();
+    fn counts(&self, time: &Time) -> (usize, usize) {
+        let (old, new) = (lines(&self.old), lines(&self.new));
+        let lines = time.compare(&old, &new);
         let count = |tag| lines.iter_all_changes().filter(|change| change.tag() == tag).count();
         (count(ChangeTag::Insert), count(ChangeTag::Delete))
+    }
+}
+
+/// Lines with their ends, of which only the newline is one: git knows no other.
+fn lines(text: &[u8]) -> Vec<&[u8]> {
+    text.split_inclusive(|byte| *byte == b'\n').collect()
+}
+
+/// What comparing may take for a whole diff: a guest chooses what is hard to compare.
+struct Time(Instant);
+
+impl Time {
+    fn new() -> Time {
+        Time(Instant::now() + COMPARE_TIME_MAX)
+    }
+
+    fn compare<'t>(&self, old: &'t [&'t [u8]], new: &'t [&'t [u8]]) -> TextDiff<'t, 't, [u8]> {
+        TextDiff::configure().deadline(self.0).diff_slices(old, new)
     }
 }
 
@@ -78,6 +93,7 @@ fn parts(entry: &Entry) -> Vec<(Option<&Node>, Option<&Node>)> {
 /// A patch. What git has no word for stands in lines that begin with `#`.
 fn patch(diff: &Diff, for_terminal: bool) -> Vec<u8> {
     let mut out = Vec::new();
+    let time = Time::new();
     for entry in &diff.entries {
         for remark in remarks(entry) {
             push(&mut out, &format!("# {remark}\n"));
@@ -88,7 +104,7 @@ fn patch(diff: &Diff, for_terminal: bool) -> Vec<u8> {
                 .flatten()
                 .all(|node| matches!(node, Node::File { .. } | Node::Symlink { .. }))
             {
-                file(&mut out, diff, entry, before, after, for_terminal);
+                file(&mut out, diff, &time, entry, (before, after), for_terminal);
             }
         }
     }
@@ -101,11 +117,17 @@ fn patch(diff: &Diff, for_terminal: bool) -> Vec<u8> {
 fn file(
     out: &mut Vec<u8>,
     diff: &Diff,
+    time: &Time,
     entry: &Entry,
-    before: Option<&Node>,
-    after: Option<&Node>,
+    (before, after): (Option<&Node>, Option<&Node>),
     for_terminal: bool,
 ) {
+    let same = |a: &Node, b: &Node| matches!((a, b), (Node::File { sha256: a, .. }, Node::File { sha256: b, .. }) if a.is_some() && a == b);
+    let is_same = before.zip(after).is_some_and(|(a, b)| same(a, b));
+    if is_same && before.map(git_mode) == after.map(git_mode) {
+        // The remark says what git cannot.
+        return;
+    }
     let (old_name, new_name) = (quoted("a", entry), quoted("b", entry));
     push(out, &format!("diff --git {old_name} {new_name}\n"));
     match (before.map(git_mode), after.map(git_mode)) {
@@ -114,12 +136,13 @@ fn file(
         (Some(old), Some(new)) if old != new => push(out, &format!("old mode {old:06o}\nnew mode {new:06o}\n")),
         _ => {}
     }
-    let same = |a: &Node, b: &Node| matches!((a, b), (Node::File { sha256: a, .. }, Node::File { sha256: b, .. }) if a.is_some() && a == b);
-    if before.zip(after).is_some_and(|(a, b)| same(a, b)) {
+    if is_same {
         return;
     }
     let Some(sides) = Sides::of(diff, before, after) else {
-        push(out, &format!("Binary files differ: {} -> {}\n", size(before), size(after)));
+        let name = |name: &str, node: Option<&Node>| node.map_or("/dev/null".to_owned(), |_| name.to_owned());
+        push(out, &format!("Binary files {} and {} differ\n", name(&old_name, before), name(&new_name, after)));
+        push(out, &format!("# {} -> {}\n", size(before), size(after)));
         return;
     };
     if sides.old == sides.new {
@@ -129,7 +152,8 @@ fn file(
     let tab = if entry.path.0.as_os_str().as_bytes().contains(&b' ') { "\t" } else { "" };
     let name = |name: String, node: Option<&Node>| node.map_or("/dev/null".to_owned(), |_| format!("{name}{tab}"));
     push(out, &format!("--- {}\n+++ {}\n", name(old_name, before), name(new_name, after)));
-    for hunk in sides.lines().unified_diff().context_radius(3).iter_hunks() {
+    let (old, new) = (lines(&sides.old), lines(&sides.new));
+    for hunk in time.compare(&old, &new).unified_diff().context_radius(3).iter_hunks() {
         push(out, &format!("{}\n", hunk.header()));
         for change in hunk.iter_changes() {
             let sign = match change.tag() {
@@ -168,6 +192,12 @@ fn remarks(entry: &Entry) -> Vec<String> {
         (_, Some(Node::Directory { mode })) => remarks.push(format!("directory {path}: added, mode {mode:o}")),
         (Some(Node::Directory { .. }), _) => remarks.push(format!("directory {path}: removed")),
         (_, Some(Node::Special { .. })) => remarks.push(format!("{path}: a pipe, socket or device; not applied")),
+        (Some(Node::File { mode: old, .. }), Some(Node::File { mode: new, .. })) if old != new => {
+            remarks.push(format!("{path}: mode {old:o} -> {new:o}"));
+        }
+        (None, Some(Node::File { mode, .. })) if !matches!(mode, 0o644 | 0o755) => {
+            remarks.push(format!("{path}: mode {mode:o}"));
+        }
         (Some(Node::Special { .. }), _) => remarks.push(format!("{path}: a pipe, socket or device is gone")),
         _ => {}
     }
@@ -186,9 +216,11 @@ fn remarks(entry: &Entry) -> Vec<String> {
     remarks
 }
 
+/// What git knows of a mode: whether it can be executed.
 fn git_mode(node: &Node) -> u32 {
     match node {
-        Node::File { mode, .. } => 0o100_000 | mode,
+        Node::File { mode, .. } if mode & 0o100 != 0 => 0o100_755,
+        Node::File { .. } => 0o100_644,
         _ => 0o120_000,
     }
 }
@@ -228,6 +260,7 @@ fn quoted(side: &str, entry: &Entry) -> String {
 
 fn stat(diff: &Diff) -> String {
     let (mut rows, mut added, mut removed) = (Vec::new(), 0, 0);
+    let time = Time::new();
     for entry in &diff.entries {
         let what = match &Sides::of(diff, entry.before.as_ref(), entry.after.as_ref()) {
             _ if entry.after.as_ref().or(entry.before.as_ref()).is_some_and(Node::is_directory) => {
@@ -235,7 +268,7 @@ fn stat(diff: &Diff) -> String {
             }
             _ if entry.kind == Kind::TypeChanged => "another kind of thing".to_owned(),
             Some(sides) => {
-                let (plus, minus) = sides.counts();
+                let (plus, minus) = sides.counts(&time);
                 (added, removed) = (added + plus, removed + minus);
                 format!("+{plus} -{minus}")
             }
@@ -256,11 +289,12 @@ fn word(kind: Kind) -> String {
 }
 
 fn as_json(diff: &Diff) -> Value {
+    let time = Time::new();
     let entries = diff.entries.iter().map(|entry| {
         let mut object = json!(entry);
         object["shown"] = shown(entry.path.0.as_os_str().as_bytes()).into();
         if let Some(sides) = Sides::of(diff, entry.before.as_ref(), entry.after.as_ref()) {
-            let (plus, minus) = sides.counts();
+            let (plus, minus) = sides.counts(&time);
             object["lines_added"] = plus.into();
             object["lines_removed"] = minus.into();
         }

@@ -13,7 +13,7 @@ use crate::screen;
 /// Tries everything and says what was found. 0: sound, 4: something is missing.
 pub(crate) fn doctor(host: &Host, home: &Path, args: &DoctorArgs) -> Result<u8, Failure> {
     let us = ProcessName::own();
-    let scratch = home.join(format!("doctor-{}-{}", us.pid, us.start_time));
+    let scratch = home.join(format!("doctor-{}", us.file_name()));
     let failed = |source| Failure::Io {
         message: format!("cannot use `{}`", scratch.display()),
         hint: Some("choose a place that can be written: hotcell --home DIR doctor".to_owned()),

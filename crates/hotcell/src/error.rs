@@ -79,11 +79,17 @@ impl Failure {
             Failure::Home(HomeError::Make { .. }) => {
                 "choose a place that can be written: hotcell --home DIR …, or set HOTCELL_HOME".to_owned()
             }
+            Failure::Home(HomeError::Unknown { path }) => {
+                format!(
+                    "if it is yours, name it: hotcell --home '{}' …; else keep runs elsewhere: HOTCELL_HOME=DIR",
+                    path.display()
+                )
+            }
             Failure::Home(HomeError::NotPrivate { path, .. }) => format!("close it: chmod 700 '{}'", path.display()),
             Failure::Home(_) => "choose another place: hotcell --home DIR …, or set HOTCELL_HOME".to_owned(),
             Failure::Plan(error) => return plan_hint(error),
             Failure::Gate(error) => match &**error {
-                GateError::Record(_) => {
+                GateError::Record(_) | GateError::Unrecorded { .. } => {
                     "look at the space and the rights there: df -h and ls -ld on that path".to_owned()
                 }
                 GateError::Turn { .. } => "start it again when fewer are starting: hotcell ls".to_owned(),

@@ -17,7 +17,7 @@ pub(crate) fn gc(home: &Home, args: &GcArgs) -> Result<u8, Failure> {
     let text = if args.json { as_json(&found, args.yes, &cleared) } else { as_text(&found, args.yes, &cleared) };
     screen::answer(&text)?;
     say(&cleared);
-    Ok(u8::from(!cleared.failed.is_empty()))
+    Ok(u8::from(!cleared.failed.is_empty() || cleared.error.is_some()))
 }
 
 /// Clears away what the last crash left, and says so.
@@ -37,6 +37,7 @@ fn as_text(found: &[Leftover], really: bool, cleared: &Cleared) -> String {
         })
         .collect();
     let verdict = match (really, cleared.is_busy, cleared.failed.len()) {
+        (true, ..) if cleared.error.is_some() => "nothing could be cleared away".to_owned(),
         (false, ..) => "nothing was touched; to clear it away: hotcell gc --yes".to_owned(),
         (true, true, _) => "another hotcell is clearing up; nothing was touched by this one".to_owned(),
         (true, false, 0) => "cleared away".to_owned(),
@@ -52,13 +53,16 @@ fn as_json(found: &[Leftover], really: bool, cleared: &Cleared) -> String {
     });
     let object = json!({
         "found": found.collect::<Vec<_>>(),
-        "cleared": really && !cleared.is_busy,
+        "cleared": really && !cleared.is_busy && cleared.error.is_none(),
         "failed": cleared.failed.len(),
     });
     format!("{object:#}\n")
 }
 
 fn say(cleared: &Cleared) {
+    if let Some(error) = &cleared.error {
+        screen::note(&format!("hotcell: what a crash left cannot be cleared away here: {error}"));
+    }
     for run in &cleared.unknown {
         screen::note(&format!("hotcell: {run} was cut short by a crash; its outcome is unknown"));
     }

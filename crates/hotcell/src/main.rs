@@ -54,7 +54,7 @@ fn others(cli: &Cli) -> Result<u8, Failure> {
     if let Command::Selftest(args) = &cli.command {
         return selftest::selftest(&host, args);
     }
-    let home = Home::open(&home_path(cli.home.clone(), &host)?)?;
+    let home = HomePlace::find(cli.home.clone(), &host)?.open()?;
     match &cli.command {
         Command::Ls(args) => runs::ls(&home, args)?,
         Command::Logs(args) => runs::logs(&home, args)?,
@@ -99,22 +99,46 @@ fn report(failure: &Failure) {
     screen::note(&text);
 }
 
-/// `--home`, `HOTCELL_HOME`, the nearest `.hotcell/` upward, or the user's data directory.
-fn home_path(flag: Option<PathBuf>, host: &Host) -> Result<PathBuf, Failure> {
-    let variable = |name: &str| host.env.get(OsStr::new(name)).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let upward = || host.cwd.ancestors().map(|directory| directory.join(".hotcell")).find(|path| path.is_dir());
-    let data = || {
+/// Where runs are kept.
+pub(crate) struct HomePlace {
+    pub(crate) path: PathBuf,
+    /// Found above the working directory, and not named by anybody.
+    is_discovered: bool,
+    /// Where discovered homes that are the user's own are written down.
+    known: Option<PathBuf>,
+}
+
+impl HomePlace {
+    /// `--home`, `HOTCELL_HOME`, the nearest `.hotcell/` upward, or the user's data directory.
+    pub(crate) fn find(flag: Option<PathBuf>, host: &Host) -> Result<HomePlace, Failure> {
+        let variable = |name: &str| host.env.get(OsStr::new(name)).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let upward = || host.cwd.ancestors().map(|directory| directory.join(".hotcell")).find(|path| path.is_dir());
         // The specification says to ignore a relative one.
         let base = variable("XDG_DATA_HOME").filter(|path| path.is_absolute());
         let base =
             base.or_else(|| host.home.as_ref().filter(|home| home.is_dir()).map(|home| home.join(".local/share")));
-        base.map(|base| base.join("hotcell"))
-    };
-    let named = flag.or_else(|| variable("HOTCELL_HOME")).map(|path| host.cwd.join(path));
-    named.or_else(upward).or_else(data).ok_or_else(|| Failure::Usage {
-        message: "there is no home directory to keep runs in".to_owned(),
-        hint: "say where: hotcell --home DIR …, or set HOTCELL_HOME".to_owned(),
-    })
+        let known = base.as_ref().map(|base| base.join("hotcell-homes"));
+        let named = flag.or_else(|| variable("HOTCELL_HOME")).map(|path| host.cwd.join(path));
+        if let Some(path) = named {
+            return Ok(HomePlace { path, is_discovered: false, known });
+        }
+        if let Some(path) = upward() {
+            return Ok(HomePlace { path, is_discovered: true, known });
+        }
+        let path = base.map(|base| base.join("hotcell")).ok_or_else(|| Failure::Usage {
+            message: "there is no home directory to keep runs in".to_owned(),
+            hint: "say where: hotcell --home DIR …, or set HOTCELL_HOME".to_owned(),
+        })?;
+        Ok(HomePlace { path, is_discovered: false, known })
+    }
+
+    pub(crate) fn open(&self) -> Result<Home, Failure> {
+        Ok(if self.is_discovered {
+            Home::discover(&self.path, self.known.as_deref())?
+        } else {
+            Home::open(&self.path)?
+        })
+    }
 }
 
 /// Milliseconds as a person reads them.

@@ -39,7 +39,9 @@ pub(crate) fn run(args: &RunArgs, home: Option<PathBuf>) -> u8 {
 fn refusal(failure: &Failure) -> String {
     let record = match failure {
         Failure::Gate(error) => match &**error {
-            GateError::Run { record, .. } | GateError::Turn { record, .. } => serde_json::to_value(&**record).ok(),
+            GateError::Run { record, .. } | GateError::Turn { record, .. } | GateError::Unrecorded { record, .. } => {
+                serde_json::to_value(&**record).ok()
+            }
             GateError::Record(_) => None,
         },
         _ => None,
@@ -54,7 +56,8 @@ fn refusal(failure: &Failure) -> String {
 
 fn try_run(args: &RunArgs, home: Option<PathBuf>) -> Result<u8, Failure> {
     let host = Host::probe(std::env::vars_os())?;
-    let home_path = crate::home_path(home, &host)?;
+    let home_place = crate::HomePlace::find(home, &host)?;
+    let home_path = home_place.path.clone();
     if args.explain {
         // A home that is not there yet has nothing to hide.
         let home_path = std::fs::canonicalize(&home_path).unwrap_or(home_path);
@@ -66,7 +69,7 @@ fn try_run(args: &RunArgs, home: Option<PathBuf>) -> Result<u8, Failure> {
     let stdin = stdin(&args.stdin)?;
     // Planned before the home is made, so that a wrong request leaves nothing; and again when it is there to be hidden.
     plan(args, &host, &home_path)?;
-    let home = Home::open(&home_path)?;
+    let home = home_place.open()?;
     let plan = plan(args, &host, home.path())?;
     crate::gc::sweep(&home);
     let (remote, remote_end) = remote().map_err(|source| Failure::Io {

@@ -295,9 +295,12 @@ impl Writer<'_> {
                 }
                 // No colon, comma or backslash of a host path ever reaches these options.
                 let mut options = format!("lowerdir={LOWER},upperdir={SCRATCH}/upper,workdir={SCRATCH}/work");
-                if self.plan.identity != Identity::Fresh {
-                    options.push_str(",userxattr");
-                }
+                // Whatever this kernel does by default: a directory that is renamed is copied, and so is a file whose
+                // mode changes. The change list knows nothing else.
+                options.push_str(match self.plan.identity {
+                    Identity::Fresh => ",redirect_dir=off,metacopy=off,index=off",
+                    Identity::Own { .. } => ",userxattr",
+                });
                 let (kind, at, options) = (self.text("overlay"), self.text(&path), self.text(options));
                 let flags = libc::MS_NOSUID | libc::MS_NODEV;
                 self.call(

@@ -187,12 +187,16 @@ impl Remote {
 }
 
 impl RemoteEnd {
-    /// Waits until `done` has nobody left to write to it, or until the run is asked to end: then an error of kind
-    /// `Interrupted`.
-    pub fn wait_or_end(remote: Option<&RemoteEnd>, done: &impl AsFd) -> io::Result<()> {
+    /// Waits until `done` has nobody left to write to it, but not longer than `most`; or until the run is asked to end:
+    /// then an error of kind `Interrupted`.
+    pub fn wait_or_end(remote: Option<&RemoteEnd>, done: &impl AsFd, most: Duration) -> io::Result<()> {
         let mut fds = vec![PollFd::new(done, PollFlags::IN)];
         fds.extend(remote.map(|remote| PollFd::new(&remote.0, PollFlags::IN)));
-        rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, None))?;
+        let most = rustix::event::Timespec {
+            tv_sec: i64::try_from(most.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(most.subsec_nanos()),
+        };
+        rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, Some(&most)))?;
         let is_asked = fds.get(1).is_some_and(|remote| remote.revents().contains(PollFlags::IN));
         if is_asked { Err(io::Error::new(io::ErrorKind::Interrupted, "the run was asked to end")) } else { Ok(()) }
     }

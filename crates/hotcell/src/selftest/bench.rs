@@ -42,7 +42,7 @@ pub(super) struct Bench {
 impl Bench {
     pub(super) fn new(host: &Host, missing: Option<Missing>) -> Result<Bench, Failure> {
         let us = ProcessName::own();
-        let directory = std::env::temp_dir().join(format!("hotcell-selftest-{}-{}", us.pid, us.start_time));
+        let directory = std::env::temp_dir().join(format!("hotcell-selftest-{}", us.file_name()));
         let accepted = crate::run::always_allowed_missing()?;
         let bench = Bench { host: host.clone(), directory, missing, accepted };
         bench.prepare().map_err(|source| Failure::Io {

@@ -240,6 +240,35 @@ fn a_planted_home_cannot_send_records_elsewhere() {
 }
 
 #[test]
+fn a_home_that_somebody_else_put_there_is_not_used() {
+    let bench = Bench::new();
+    let (project, victim) = (bench.dir("project/sub"), bench.dir("victim"));
+    // A whole home, with a change that was stopped half-way: finishing it would write a file of the planter's choice.
+    for part in ["runs", "cells", "rollback/unfinished", "rollback/apply-20261115-100000-aaaaaa/originals"] {
+        bench.dir(&format!("project/.hotcell/{part}"));
+    }
+    let planted = bench.path("project/.hotcell");
+    std::fs::set_permissions(&planted, std::fs::Permissions::from_mode(0o700)).unwrap();
+    let run = || {
+        let mut command = bench.hotcell(["run", "-q", "--", "true"]);
+        command.env_remove("HOTCELL_HOME").env("XDG_DATA_HOME", bench.path("data")).current_dir(&project);
+        command.output().unwrap()
+    };
+    let output = run();
+    assert_eq!(output.status.code(), Some(125));
+    says(&text(&output.stderr), &["is not known to be yours", "hint: if it is yours, name it"]);
+    assert_eq!(std::fs::read_dir(&victim).unwrap().count(), 0);
+    // The control: an empty one is nobody's word, and is known from then on.
+    std::fs::remove_dir_all(&planted).unwrap();
+    std::fs::create_dir(&planted).unwrap();
+    std::fs::set_permissions(&planted, std::fs::Permissions::from_mode(0o700)).unwrap();
+    for _ in 0..2 {
+        let output = run();
+        assert!(output.status.success(), "VOID: {}", text(&output.stderr));
+    }
+}
+
+#[test]
 fn limits_of_the_caller_are_kept_and_refuse_nothing() {
     let bench = Bench::new();
     let script = "ulimit -l 64; ulimit -n 256; ulimit -t 100; exec \"$0\" run -q -- sh -c 'ulimit -l; ulimit -n'";

@@ -67,9 +67,19 @@ impl Project {
 #[test]
 fn any_tree_goes_there_and_back_exactly() {
     let n_trees: u64 = if std::env::var_os("HOTCELL_SOAK").is_some() { 300 } else { 16 };
-    let first = std::env::var("HOTCELL_SEED").ok().and_then(|seed| seed.parse().ok());
-    for seed in first.map_or(0..n_trees, |seed| seed..seed + 1) {
-        let project = Project::new();
+    let only: Option<u64> = std::env::var("HOTCELL_SEED").ok().and_then(|seed| seed.parse().ok());
+    // The last two have failed before.
+    let seeds = (0..n_trees).chain([268, 1]);
+    let seeds: Vec<u64> = only.map_or_else(|| seeds.collect(), |seed| vec![seed]);
+    for seed in seeds {
+        // Every other tree is on another filesystem than the home, where the kept originals are copies.
+        let is_apart = seed % 2 == 1;
+        let elsewhere = tempfile::Builder::new().prefix("hotcell-test-").tempdir_in("/dev/shm").unwrap();
+        let mut project = Project::new();
+        if is_apart {
+            project.work = elsewhere.path().join("work");
+            std::fs::create_dir(&project.work).unwrap();
+        }
         let before = project.trees("make", seed);
         let stamps = stamps(&project.work);
         let script = project.bench.path("trees.py");
@@ -90,7 +100,7 @@ fn any_tree_goes_there_and_back_exactly() {
             project.ok(&["undo", run]);
         }
         same(&described(), &before, &format!("seed {seed}: undone is not what it was"));
-        assert!(self::stamps(&project.work) == stamps, "seed {seed}: not the same files");
+        assert!(is_apart || self::stamps(&project.work) == stamps, "seed {seed}: not the same files");
         let left: Vec<_> = std::fs::read_dir(&project.work).unwrap().flatten().map(|entry| entry.file_name()).collect();
         assert!(left.iter().all(|name| !name.to_string_lossy().starts_with(".hotcell")), "seed {seed}: {left:?}");
         open_up(&project.work);
@@ -152,11 +162,11 @@ fn a_diff_is_a_patch_that_git_reads() {
     project.file("gone", "gone\n");
     project.file("tool", "#!/bin/sh\n");
     let run = project.run(
-        "sed -i s/two/TWO/ a.txt; printf 'no newline' > 'with space'; rm gone; chmod +x tool; mkdir d; echo n > 'd/odd\"name'; ln -s a.txt l; printf 'a\\0b' > bin",
+        "sed -i s/two/TWO/ a.txt; printf 'no newline' > 'with space'; rm gone; chmod +x tool; mkdir d; echo n > 'd/odd\"name'; ln -s a.txt l; printf 'a\\0b' > bin; printf 'one\\rtwo\\n' > return; chmod 600 'with space'",
     );
     let patch = project.bench.output(["diff", &run]).stdout;
     assert!(text(&patch).contains("-two\n+TWO\n"), "{}", text(&patch));
-    assert!(text(&patch).contains("Binary files differ: nothing -> 3 bytes"), "{}", text(&patch));
+    assert!(text(&patch).contains("Binary files /dev/null and b/bin differ"), "{}", text(&patch));
     let stat = project.ok(&["diff", "--stat", &run]);
     assert!(stat.contains("modified  a.txt") && stat.contains("+1 -1"), "{stat}");
     let only = project.ok(&["diff", "--only", "*.txt", &run]);
@@ -290,7 +300,7 @@ fn what_nobody_gets_is_stripped_and_said() {
     let tool = project.file("tool", "#!/bin/sh\n");
     std::fs::set_permissions(&tool, std::fs::Permissions::from_mode(0o4755)).unwrap();
     let run = project.run(
-        "echo x >> tool; mkfifo pipe; python3 -c \"import os\nopen('f','w').close()\ntry: os.setxattr('f','user.note',b'x')\nexcept OSError: print('no attributes')\"",
+        "mv tool t2; cp t2 tool; mkfifo pipe; python3 -c \"import os\nopen('f','w').close()\ntry: os.setxattr('f','user.note',b'x')\nexcept OSError: print('no attributes')\"",
     );
     let json: Value = serde_json::from_str(&project.ok(&["diff", "--json", &run])).unwrap();
     let entry = |path: &str| {
@@ -298,6 +308,12 @@ fn what_nobody_gets_is_stripped_and_said() {
         entries.iter().find(|entry| entry["path"] == path).unwrap_or_else(|| panic!("{path}: {json:#}")).clone()
     };
     assert_eq!(entry("tool")["after"]["mode"], 0o755, "{json:#}");
+    // Renamed in the copy, it has its bit there, and nowhere else.
+    assert_eq!(
+        (&entry("t2")["after"]["mode"], &entry("t2")["stripped"][0]),
+        (&0o755.into(), &"setuid".into()),
+        "{json:#}"
+    );
     if project.ok(&["logs", &run]).contains("no attributes") {
         skip("this kernel's scratch takes no extended attributes");
     } else {
@@ -406,4 +422,159 @@ fn a_diff_of_what_has_none_is_refused_with_a_hint() {
     let output = project.bench.output(["run", "-w", work, "--allow-control", "src", "--", "true"]);
     assert_eq!(output.status.code(), Some(125));
     assert!(text(&output.stderr).contains("is no control file"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn new_contents_do_not_get_the_old_ones_powers() {
+    if !is_root() {
+        return skip("only root can give a file capabilities");
+    }
+    let project = Project::new();
+    let tool = project.file("tool", "#!/bin/sh\n");
+    // cap_net_raw, permitted and effective.
+    let capability = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let set = |name: &str, value: &[u8]| rustix::fs::setxattr(&tool, name, value, rustix::fs::XattrFlags::empty());
+    set("security.capability", &capability).unwrap();
+    set("user.note", b"mine").unwrap();
+    let run = project.run("echo evil > tool");
+    let json: Value = serde_json::from_str(&project.ok(&["diff", "--json", &run])).unwrap();
+    assert_eq!(json["entries"][0]["stripped"][0], "xattr security.capability", "{json:#}");
+    project.ok(&["apply", &run]);
+    let get = |name: &str| rustix::fs::getxattr(&tool, name, &mut [0u8; 64][..]).is_ok();
+    assert!(!get("security.capability"), "ESCAPED: the guest's contents have a capability");
+    assert!(get("user.note"));
+    project.ok(&["undo", &run]);
+    assert!(get("security.capability") && get("user.note"), "VOID, or not taken back exactly");
+}
+
+#[test]
+fn pipes_and_sockets_of_the_host_are_left_where_they_are() {
+    let project = Project::new();
+    let pipe = project.work.join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    project.file("plain", "x\n");
+    // Somebody waits at the pipe, and must not notice that a copy of it is looked at.
+    let mut waiting = Command::new("sh").args(["-c", "echo x > \"$0\""]).arg(&pipe).spawn().unwrap();
+    let run = project.run("rm pipe; echo x > pipe; echo y > plain");
+    assert_eq!(waiting.try_wait().unwrap(), None, "whoever waited at the pipe was let go");
+    let applied = project.bench.output(["apply", &run]);
+    assert!(applied.status.success() && text(&applied.stderr).contains("left out pipe"), "{}", text(&applied.stderr));
+    project.ok(&["undo", &run]);
+    assert_eq!(project.read("plain"), "x\n");
+    assert_eq!(waiting.try_wait().unwrap(), None);
+    // The control: opening it lets go of whoever waits.
+    std::fs::read(&pipe).unwrap();
+    assert!(waiting.wait().unwrap().success());
+}
+
+#[test]
+fn what_is_mounted_in_a_workspace_is_not_touched() {
+    if !is_root() {
+        return skip("only root can mount something in a workspace");
+    }
+    let project = Project::new();
+    project.file("a", "a\n");
+    let script = "mkdir \"$1/mnt\"; mount -t tmpfs none \"$1/mnt\"; echo precious > \"$1/mnt/file\"; \
+                  \"$0\" run -q --name r -w \"$1\" -- sh -c 'rm -rf mnt; echo b > a'; \"$0\" apply r; echo $?; cat \"$1/mnt/file\"";
+    let mut command = project.bench.command("unshare");
+    let output = command.args(["--mount", "sh", "-c", script, HOTCELL.as_str()]).arg(&project.work).output().unwrap();
+    assert_eq!(text(&output.stdout), "3\nprecious\n", "{}", text(&output.stderr));
+    assert_eq!(project.read("a"), "a\n");
+}
+
+#[test]
+fn a_file_that_is_still_written_to_after_an_apply_can_be_taken_back() {
+    let project = Project::new();
+    let log = project.file("log", "old\n");
+    let mut daemon = std::fs::OpenOptions::new().append(true).open(&log).unwrap();
+    let run = project.run("echo new > log");
+    project.ok(&["apply", &run]);
+    std::io::Write::write_all(&mut daemon, b"late\n").unwrap();
+    project.ok(&["undo", &run]);
+    assert_eq!(project.read("log"), "old\n");
+}
+
+#[test]
+fn a_workspace_that_cannot_be_written_is_left_alone_and_so_is_its_pack() {
+    if is_root() {
+        return skip("root can write everywhere");
+    }
+    let project = Project::new();
+    project.file("d/a", "a\n");
+    project.file("top", "a\n");
+    let close = |mode| std::fs::set_permissions(&project.work, std::fs::Permissions::from_mode(mode)).unwrap();
+    let closed = project.work.join("d");
+    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o555)).unwrap();
+    let run = project.run("chmod 755 d; echo b > d/a; chmod 555 d; echo b > top");
+    // A closed directory of one's own is opened for it and closed again.
+    project.ok(&["apply", &run, "--only", "d"]);
+    assert_eq!((project.read("d/a"), closed.metadata().unwrap().mode() & 0o777), ("b\n".into(), 0o555));
+    project.ok(&["undo", &run]);
+    assert_eq!((project.read("d/a"), closed.metadata().unwrap().mode() & 0o777), ("a\n".into(), 0o555));
+    close(0o555);
+    let said = project.refused(&["apply", &run, "--only", "top"], 1);
+    assert!(said.contains("the tree is as it was"), "{said}");
+    close(0o755);
+    assert_eq!(project.read("top"), "a\n");
+    assert_eq!(project.ok(&["gc"]), "nothing is left of any crash\n");
+    open_up(&project.work);
+}
+
+#[test]
+fn control_files_that_lose_their_guard_are_reported() {
+    let project = Project::new();
+    let work = project.work.to_str().unwrap();
+    let attempts = |script: &str| -> Vec<String> {
+        let (record, code) = project.bench.json(["-w", work, "--mode", "rw", "--", "sh", "-c", script]);
+        assert_eq!(code, 0, "{record:#}");
+        let list = record["workspace"]["control_attempts"].as_array().unwrap().iter();
+        list.map(|one| format!("{} {}", one["path"].as_str().unwrap().replace(work, ""), one["blocked"])).collect()
+    };
+    project.file("sub/.git/config", "host's\n");
+    assert_eq!(attempts("true"), Vec::<String>::new());
+    // A directory is renamed with what is guarded in it, and another put in its place.
+    assert_eq!(attempts("mv sub x; mkdir -p sub/.git/hooks"), ["/sub/.git false", "/x/.git false"]);
+    // A mode does not hide it.
+    assert_eq!(attempts("mkdir -p y/.git; echo evil > y/.git/config; chmod 1700 y/.git"), ["/y/.git false"]);
+    // More than can be guarded is not guarded in part.
+    for number in 0..300 {
+        project.file(&format!("many/{number}/.git/config"), "x\n");
+    }
+    let refused = project.bench.output(["run", "-w", work, "--mode", "rw", "--", "true"]);
+    assert_eq!(refused.status.code(), Some(125));
+    assert!(text(&refused.stderr).contains("too many control files"), "{}", text(&refused.stderr));
+}
+
+#[test]
+fn placeholders_are_nothing_to_git_and_go_wherever_the_directory_goes() {
+    let project = Project::new();
+    project.file("a", "a\n");
+    let git = |args: &[&str], at: &Path| Command::new("git").args(args).current_dir(at).output();
+    if git(&["--version"], &project.work).is_err() {
+        return skip("decoys are not tried with git: there is none here");
+    }
+    assert!(git(&["init", "-q"], &project.work).unwrap().status.success());
+    let work = project.work.to_str().unwrap();
+    let script = "echo up; read x; git status --porcelain 2>&1";
+    let args =
+        ["run", "-q", "--stdin", "-", "-w", work, "--mode", "rw", "--allow-control", ".git", "--", "sh", "-c", script];
+    let mut command = project.bench.hotcell(args);
+    let mut child = command.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut up = [0u8; 3];
+    std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut up).unwrap();
+    assert!(std::fs::read_dir(&project.work).unwrap().count() > 10, "VOID: no placeholder is there");
+    let outside = git(&["status", "--porcelain"], &project.work).unwrap();
+    assert_eq!((text(&outside.stdout).as_str(), text(&outside.stderr).as_str()), ("?? a\n", ""));
+    let moved = project.bench.path("moved");
+    std::fs::rename(&project.work, &moved).unwrap();
+    drop(child.stdin.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(
+        text(&output.stdout).contains("?? a") && !text(&output.stdout).contains("envrc"),
+        "{}",
+        text(&output.stdout)
+    );
+    let mut left: Vec<_> = std::fs::read_dir(&moved).unwrap().flatten().map(|entry| entry.file_name()).collect();
+    left.sort();
+    assert_eq!(left, [".git", "a"]);
 }

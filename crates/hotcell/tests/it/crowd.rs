@@ -70,7 +70,10 @@ fn a_thousand_starts_in_one_burst_are_all_served() {
         let read = |what: &str| std::fs::read_to_string(bench.path(&format!("out/{number}.{what}"))).unwrap();
         assert_eq!((code, read("out")), (Some(0), format!("{number}\n{number}\n")), "{number}: {}", read("err"));
         // Every wall stood for every one of them: nothing was given up under pressure.
-        assert!(!read("err").contains("not proven") || read("err").contains("cgroup watched"), "{}", read("err"));
+        let said = read("err");
+        let weak = said.lines().find_map(|line| line.trim().strip_prefix("not proven: "));
+        let known = if cannot_leave_groups(&host()) { "groups missing, cgroup watched" } else { "cgroup watched" };
+        assert!(weak.is_none() || !is_root() && weak == Some(known), "{said}");
     }
     let runs: serde_json::Value =
         serde_json::from_slice(&bench.output(["ls", "--json", "-n", "100000"]).stdout).unwrap();
