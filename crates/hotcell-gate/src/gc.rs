@@ -162,17 +162,33 @@ fn clear_one(home: &Home, leftover: &Leftover, cleared: &mut Cleared) -> io::Res
                 return Err(io::Error::other("another cell still uses its decoys"));
             }
             end_unknown(home, &cell.run_id, cleared)?;
+            for draft in drafts(&Runs::of(home).directory(&cell.run_id)) {
+                clear_one(home, &draft, cleared)?;
+            }
             LiveCell::forget(home, &cell.run_id);
             Ok(())
         }
         Leftover::Run(id) => end_unknown(home, id, cleared),
-        Leftover::Unrecorded(path) | Leftover::Scratch(path) => gone(fs::remove_dir_all(path)),
+        Leftover::Unrecorded(path) => gone(fs::remove_dir_all(path)),
+        Leftover::Scratch(path) => {
+            open_up(path);
+            gone(fs::remove_dir_all(path))
+        }
         Leftover::Draft(path) => gone(fs::remove_file(path)),
         Leftover::Pack(id) => {
             let recovered = Packs::of(home).recover(id).map_err(io::Error::other)?;
             cleared.packs.extend(recovered);
             Ok(())
         }
+    }
+}
+
+/// A selftest closes directories of its own, and may have died before it opened them again.
+fn open_up(directory: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    let _as_far_as_we_may = fs::set_permissions(directory, fs::Permissions::from_mode(0o700));
+    for entry in entries(directory).iter().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+        open_up(&entry.path());
     }
 }
 

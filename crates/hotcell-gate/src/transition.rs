@@ -161,10 +161,14 @@ fn is_other_mount(error: &io::Error) -> bool {
 /// The steps back to where these began, from wherever they were stopped; and what somebody else changed since, which
 /// is left alone with all that depends on it.
 pub(crate) fn backward(tree: &Tree, steps: &[Step]) -> io::Result<(Vec<Step>, Vec<Conflict>)> {
-    let (mut back, mut foreign) = (Vec::new(), Vec::new());
+    let (mut back, mut foreign, mut closed) = (Vec::new(), Vec::new(), Vec::new());
     for step in steps {
         let now = tree.node(&step.path, &mut u64::MAX.clone())?;
         if is_same(now.as_ref(), step.from.as_ref()) {
+            // As it was, and still in the way of what is in it.
+            if matches!(now, Some(Node::Directory { mode }) if mode & 0o300 != 0o300) {
+                closed.push(Step { from: now, to: step.from.clone(), link_to: None, ..step.clone() });
+            }
             continue;
         }
         if is_halfway(step, now.as_ref()) || is_same(now.as_ref(), step.to.as_ref()) {
@@ -177,6 +181,10 @@ pub(crate) fn backward(tree: &Tree, steps: &[Step]) -> io::Result<(Vec<Step>, Ve
     while let Some((at, conflict)) = find_impossible(tree, &back)? {
         back.remove(at);
         foreign.push(conflict);
+    }
+    if !back.is_empty() {
+        back.extend(closed);
+        back.sort_by(|a, b| a.path.cmp(&b.path));
     }
     Ok((back, foreign))
 }

@@ -50,6 +50,15 @@ impl Bench {
             hint: Some("give it another place: TMPDIR=DIR hotcell selftest".to_owned()),
             source,
         })?;
+        // A place where nothing can be executed would make every attempt look refused.
+        let runs = Command::new(bench.probe()).arg("--version").output();
+        if let Some(source) = runs.err() {
+            return Err(Failure::Io {
+                message: format!("nothing can be executed in `{}`", bench.directory.display()),
+                hint: Some("give it another place: TMPDIR=DIR hotcell selftest".to_owned()),
+                source,
+            });
+        }
         // On a machine where no cell stands there is nothing to try.
         bench.bare().command(["/bin/true"]).plan(host)?.run().map_err(|source| Failure::Refused {
             message: format!("no cell stands here: {source}"),
@@ -105,6 +114,7 @@ impl Bench {
     /// An empty directory that any user may write to.
     pub(super) fn dir(&self, name: &str) -> PathBuf {
         let path = self.path(name);
+        open_up(&path);
         // Made again by each attempt that wants it; an error shows when it is used.
         let _fresh = fs::remove_dir_all(&path);
         let _made =
@@ -177,8 +187,19 @@ impl Bench {
 
 impl Drop for Bench {
     fn drop(&mut self) {
+        open_up(&self.directory);
         // What is left is named after this process, and `hotcell gc` finds it.
         let _found_later = fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Attempts close directories to see whether we get in; ours are ours to open again.
+fn open_up(directory: &Path) {
+    let _as_far_as_we_may = fs::set_permissions(directory, fs::Permissions::from_mode(0o700));
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            open_up(&entry.path());
+        }
     }
 }
 

@@ -8,8 +8,10 @@ use std::path::Path;
 
 use hotcell_base::text::shown;
 use hotcell_base::{Bytes, Outcome};
-use hotcell_cell::tree::{Node, Special};
+use hotcell_cell::tree::Node;
 use hotcell_cell::{Builder, Limits, Mode, MountRequest, Wall};
+
+use serde_json::Value;
 
 use super::bench::{Bench, PRIVILEGE, words};
 use super::verdict::{Attempt, Verdict, Who, judge, other, probe, rule, skip};
@@ -59,6 +61,7 @@ pub(super) fn attempts() -> Vec<Attempt> {
         ),
         other("A9", "change hooks and settings in a writable workspace", control_files),
         other("A10", "make hooks and settings that are not there yet", absent_control_files),
+        other("A10.parent", "rename what hooks are in, and not be reported", renamed_parent),
         probe(
             "A12",
             "magic links of /proc to another root",
@@ -69,7 +72,7 @@ pub(super) fn attempts() -> Vec<Attempt> {
                 vec![
                     through("/proc/self/root"),
                     through("/proc/thread-self/root"),
-                    through("/proc/self/cwd/../../../.."),
+                    through(&format!("/proc/self/cwd{}", "/..".repeat(40))),
                 ]
             },
             ROOT,
@@ -100,7 +103,8 @@ fn home_files(bench: &Bench) -> Vec<OsString> {
 fn odd_paths(bench: &Bench) -> Vec<OsString> {
     let secret = bench.secret();
     let plain = secret.display();
-    let odd = ["/tmp/../..", "//", "/.", "../../../../../..", "/proc/.."];
+    let up = "/..".repeat(40);
+    let odd = ["/tmp/../..", "//", "/.", &format!(".{up}"), "/proc/.."];
     odd.iter().map(|before| format!("{before}{plain}").into()).collect()
 }
 
@@ -208,6 +212,24 @@ fn absent_control_files(bench: &Bench) -> Verdict {
     }
 }
 
+fn renamed_parent(bench: &Bench) -> Verdict {
+    let work = bench.dir("work");
+    let made = fs::create_dir_all(work.join("sub/.git"))
+        .and_then(|()| fs::set_permissions(&work, fs::Permissions::from_mode(0o777)));
+    if let Err(error) = made {
+        return Verdict::Void(error.to_string());
+    }
+    let reported = |script: &str| {
+        let report = bench.run(bench.whole().workspace(&work, Mode::Rw).command(["sh", "-c", script]))?;
+        Ok::<bool, String>(
+            report.control.iter().any(|attempt| attempt.path == work.join("sub/.git") && !attempt.blocked),
+        )
+    };
+    judge(reported("true"), reported("mv sub x && mkdir -p sub/.git/hooks && chmod 1700 sub/.git"), |quiet, renamed| {
+        Verdict::of(renamed, "it was not reported", !quiet, "reported although nothing was done")
+    })
+}
+
 fn init_files(bench: &Bench) -> Verdict {
     let secret = bench.secret();
     let inside: Vec<OsString> = ["/proc/1/environ", "/proc/1/maps", "/proc/1/mem", "/proc/1/exe", "/proc/1/fd/0"]
@@ -250,6 +272,8 @@ fn mounts_in_the_way(bench: &Bench) -> Verdict {
     Verdict::of(true, "", mounted(Path::new("/opt/selftest")).is_ok(), "no mount can be planned at all")
 }
 
+/// Made in a cell of its own and never with `--without`: with a mount namespace missing, too, it would be the host's
+/// mounts that change.
 fn propagation(bench: &Bench) -> Verdict {
     let mounts = || fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let before = mounts();
@@ -273,43 +297,67 @@ fn setid_copy(bench: &Bench) -> Verdict {
     if let Err(error) = made {
         return Verdict::Void(error.to_string());
     }
-    let builder = bench.whole().workspace(&work, Mode::Cow);
-    let report = match bench.act(builder, Limits::default(), "append", &["tool"]) {
+    // Renamed in the copy, it keeps its bits there: writing to it would take them away by itself.
+    let report =
+        bench.run(bench.whole().workspace(&work, Mode::Cow).command(["sh", "-c", "mv tool other; stat -c %a other"]));
+    let report = match report {
         Ok(report) => report,
         Err(why) => return Verdict::Void(why),
     };
+    let had = report.stdout.text().trim() == "6777";
     let changes = report.changes.unwrap_or_default();
-    let Some(change) = changes.list.iter().find(|change| change.path == Path::new("tool")) else {
+    let Some(change) = changes.list.iter().find(|change| change.path == Path::new("other")) else {
         return Verdict::Void("the file was not changed in the copy".to_owned());
     };
     let kept = matches!(change.after, Some(Node::File { mode, .. }) if mode & 0o7000 != 0);
-    let had = fs::metadata(&tool).is_ok_and(|file| file.mode() & 0o6000 == 0o6000);
-    Verdict::of(!kept, "the copy has a set-id bit", had, "the file had no set-id bit to begin with")
+    let said = ["setuid", "setgid"].iter().all(|word| change.stripped.iter().any(|stripped| stripped == word));
+    Verdict::of(
+        !kept && said,
+        "the change has a set-id bit, or does not say that it was stripped",
+        had,
+        "the copy had no set-id bit",
+    )
 }
 
 fn hostile_artifacts(bench: &Bench) -> Verdict {
-    let work = bench.dir("work");
-    let script = "echo x > plain; ln -s /etc/passwd link; ln -s .. up; ln -s up/up far; mkfifo pipe; mkdir closed; echo x > closed/f; chmod 0 closed; truncate -s 512M sparse";
-    let limits = Limits { disk: Bytes::mib(1024), ..Limits::default() };
-    let report = match bench.run(bench.whole().workspace(&work, Mode::Cow).limits(limits).command(["sh", "-c", script]))
-    {
-        Ok(report) => report,
-        Err(why) => return Verdict::Void(why),
+    let (work, home) = (bench.dir("work"), bench.path("home"));
+    let _fresh = fs::remove_dir_all(&home);
+    let script = "echo x > plain; ln plain hard; ln -s /etc/passwd link; ln -s .. up; ln -s up/up far; mkfifo pipe; \
+                  mkdir closed; echo x > closed/f; chmod 0 closed; truncate -s 512M sparse";
+    let work = work.display().to_string();
+    let ran = bench.hotcell(&home, &["run", "-q", "--name", "hostile", "-w", &work, "--", "sh", "-c", script]).output();
+    let kept = bench.hotcell(&home, &["diff", "--json", "hostile"]).output().map(|output| output.stdout);
+    let (ran, kept) = match (ran, kept) {
+        (Ok(ran), Ok(kept)) => (ran, kept),
+        (Err(error), _) | (_, Err(error)) => return Verdict::Void(error.to_string()),
     };
-    let changes = report.changes.unwrap_or_default();
-    let after = |name: &str| {
-        changes.list.iter().find(|change| change.path == Path::new(name)).and_then(|change| change.after.clone())
+    let diff: Value = serde_json::from_slice(&kept).unwrap_or_default();
+    let kind = |name: &str| {
+        let entries = diff["entries"].as_array().cloned().unwrap_or_default();
+        let entry = entries.into_iter().find(|entry| entry["path"] == name).unwrap_or_default();
+        entry["after"]["type"].as_str().unwrap_or_default().to_owned()
     };
-    let links = ["link", "up", "far"].iter().all(|name| matches!(after(name), Some(Node::Symlink { .. })));
-    let pipe = matches!(after("pipe"), Some(Node::Special { what: Special::Fifo, .. }));
-    let plain = matches!(after("plain"), Some(Node::File { size: 2, sha256: Some(_), .. }));
-    let reached = matches!(after("closed/f"), Some(Node::File { sha256: Some(_), .. }));
+    let links = ["link", "up", "far"].iter().all(|name| kind(name) == "symlink");
+    let plain = ["plain", "hard", "closed/f", "sparse"].iter().all(|name| kind(name) == "file");
+    // Kept with its hole: five hundred mebibytes take no room.
+    let room: u64 = bytes_below(&home);
     Verdict::of(
-        links && pipe,
-        "a link or pipe was taken for a file",
-        plain && reached,
-        "plain files were not read either",
+        links && kind("pipe") == "special" && room < 64 << 20,
+        format!("a link or pipe was taken for a file, or {room} bytes were kept"),
+        plain && ran.status.success(),
+        format!("plain files were not kept either: {}", String::from_utf8_lossy(&ran.stderr).trim()),
     )
+}
+
+/// What a directory takes on its disk.
+fn bytes_below(directory: &Path) -> u64 {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let bytes = |entry: fs::DirEntry| match entry.metadata() {
+        Ok(file) if file.is_dir() => bytes_below(&entry.path()),
+        Ok(file) => file.blocks() * 512,
+        Err(_) => 0,
+    };
+    entries.map(bytes).sum()
 }
 
 fn hostile_names(bench: &Bench) -> Verdict {

@@ -158,7 +158,7 @@ fn it_leaves_nothing_behind_whatever_is_missing() {
     let before = [strangers("/tmp"), strangers("/dev/shm")];
     for without in [&[][..], &["--without", "root"], &["--without", "mount"], &["--without", "seccomp"]] {
         let mut command =
-            bench.hotcell(["selftest", "--json", "--only", "A", "B", "C", "E2", "E3"].iter().chain(without));
+            bench.hotcell(["selftest", "--json", "--only", "A7", "B9", "C11", "C13", "E2", "E3"].iter().chain(without));
         let output = command.env("TMPDIR", &place).output().unwrap();
         assert_eq!(output.status.code(), Some(i32::from(!without.is_empty())), "{}", text(&output.stderr));
         let left: Vec<_> = std::fs::read_dir(&place).unwrap().flatten().map(|entry| entry.file_name()).collect();
