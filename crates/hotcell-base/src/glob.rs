@@ -1,7 +1,7 @@
 //! Patterns for paths: `*` and `?` stay within a name, `**` crosses names, `[a-z]` is one byte of a set.
 //!
-//! A pattern that matches a directory matches everything below it, so that `src` and `src/**` mean the same. Works on
-//! bytes: a name need not be text.
+//! A pattern that matches a directory matches everything below it: `src` is the directory with all that is in it,
+//! `src/**` is what is in it. Works on bytes: a name need not be text.
 
 /// A pattern, split at its slashes.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -45,10 +45,9 @@ impl Claim {
     /// Claims a directory; an error of kind `WouldBlock` if somebody else has it, or one above or below it.
     pub fn take(path: &Path, how: Use) -> io::Result<Claim> {
         let path = fs::canonicalize(path)?;
-        let place = place()?;
         let give_up = Instant::now() + WAIT;
         loop {
-            let turn = turn(&place)?;
+            let (place, turn) = turn()?;
             if !others(&place)?.iter().any(|other| other.excludes(&path, how)) {
                 return Claim::write(place, path, how);
             }
@@ -77,7 +76,7 @@ impl Claim {
     /// Gives the claim back, and does something first if nobody else has one on the very same directory.
     pub(crate) fn last_one_out(self, work: impl FnOnce()) {
         // Without a turn nobody can say who is the last: then the work is left to the next one.
-        if let Ok(_turn) = turn(&self.place) {
+        if let Ok((_, _turn)) = turn() {
             let others = others(&self.place).unwrap_or_default();
             if !others.iter().any(|other| other.path == self.path && other.file != self.file) {
                 work();
@@ -90,6 +89,12 @@ impl Drop for Claim {
     fn drop(&mut self) {
         // One that stays is unlocked, and the next to look removes it.
         let _harmless = fs::remove_file(&self.file);
+        // The last one takes the place away, too; whoever came meanwhile finds out and makes it again.
+        if let Ok((place, _turn)) = turn()
+            && others(&place).is_ok_and(|others| others.is_empty())
+        {
+            let _harmless = fs::remove_file(place.join(TURN)).and_then(|()| fs::remove_dir(&place));
+        }
     }
 }
 
@@ -129,11 +134,22 @@ fn others(place: &Path) -> io::Result<Vec<Other>> {
 
 const TURN: &str = "turn";
 
-/// The right to look at all claims and make one.
-fn turn(place: &Path) -> io::Result<File> {
-    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(place.join(TURN))?;
-    file.lock()?;
-    Ok(file)
+/// The right to look at all claims and make one, and where they are.
+fn turn() -> io::Result<(PathBuf, File)> {
+    loop {
+        let place = place()?;
+        let path = place.join(TURN);
+        let file = match OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path) {
+            // Taken away by the last one in this very moment.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            opened => opened?,
+        };
+        file.lock()?;
+        let (ours, now) = (file.metadata()?, fs::metadata(&path));
+        if now.is_ok_and(|now| (now.dev(), now.ino()) == (ours.dev(), ours.ino())) {
+            return Ok((place, file));
+        }
+    }
 }
 
 /// A directory of this user's own, the same for all of this user's hotcells.
@@ -145,7 +161,7 @@ fn place() -> io::Result<PathBuf> {
     for path in candidates {
         // There already, or its parent cannot be written: the next one may do.
         let _tried = DirBuilder::new().mode(0o700).create(&path);
-        if is_own(&path) && fs::metadata(&path)?.mode() & 0o077 == 0 {
+        if is_own(&path) && fs::metadata(&path).is_ok_and(|file| file.mode() & 0o077 == 0) {
             return Ok(path);
         }
     }

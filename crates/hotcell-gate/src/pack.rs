@@ -234,6 +234,13 @@ impl Packs {
         packs
     }
 
+    /// Packs whose manifest cannot be read: the way back is lost, and that must be said.
+    pub fn damaged(&self) -> Vec<PackId> {
+        let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
+        let ids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<PackId>().ok());
+        ids.filter(|id| !self.unfinished().join(id.as_str()).exists() && self.read(id).is_err()).collect()
+    }
+
     /// The pack with this id, or the newest one applied of this run.
     pub fn find(&self, name: &str) -> Result<Pack, PackError> {
         let not_found = || PackError::NotFound(name.to_owned());

@@ -54,6 +54,9 @@ pub(crate) fn undo(home: &Home, args: &UndoArgs) -> Result<(), Failure> {
 }
 
 fn list(packs: &Packs, as_json: bool) -> Result<(), Failure> {
+    for id in packs.damaged() {
+        screen::note(&format!("{id} is damaged: what it applied cannot be undone by it"));
+    }
     let packs = packs.list();
     if as_json {
         return screen::answer(format!("{:#}\n", json!(packs)));

@@ -32,7 +32,11 @@ pub(crate) fn diff(home: &Home, args: &DiffArgs) -> Result<(), Failure> {
     } else {
         patch(&diff, std::io::stdout().is_terminal())
     };
-    screen::answer(&out)
+    match screen::answer(&out) {
+        // Whoever reads only the beginning has what it wanted.
+        Err(Failure::Io { source, .. }) if source.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        printed => printed,
+    }
 }
 
 /// The two sides of a file or link as text, and none if either is no text or was not kept.
@@ -186,9 +190,10 @@ fn remarks(entry: &Entry) -> Vec<String> {
     let path = shown(entry.path.0.as_os_str().as_bytes());
     let mut remarks = Vec::new();
     match (&entry.before, &entry.after) {
-        (Some(Node::Directory { mode: old }), Some(Node::Directory { mode: new })) => {
+        (Some(Node::Directory { mode: old }), Some(Node::Directory { mode: new })) if old != new => {
             remarks.push(format!("directory {path}: mode {old:o} -> {new:o}"));
         }
+        (Some(Node::Directory { .. }), Some(Node::Directory { .. })) => {}
         (_, Some(Node::Directory { mode })) => remarks.push(format!("directory {path}: added, mode {mode:o}")),
         (Some(Node::Directory { .. }), _) => remarks.push(format!("directory {path}: removed")),
         (_, Some(Node::Special { .. })) => remarks.push(format!("{path}: a pipe, socket or device; not applied")),
