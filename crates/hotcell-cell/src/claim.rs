@@ -89,12 +89,16 @@ impl Drop for Claim {
     fn drop(&mut self) {
         // One that stays is unlocked, and the next to look removes it.
         let _harmless = fs::remove_file(&self.file);
-        // The last one takes the place away, too; whoever came meanwhile finds out and makes it again.
-        if let Ok((place, _turn)) = turn()
-            && others(&place).is_ok_and(|others| others.is_empty())
-        {
-            let _harmless = fs::remove_file(place.join(TURN)).and_then(|()| fs::remove_dir(&place));
-        }
+        tidy();
+    }
+}
+
+/// Takes the place of claims away if there are none; whoever comes meanwhile finds out and makes it again.
+pub fn tidy() {
+    if let Ok((place, _turn)) = turn()
+        && others(&place).is_ok_and(|others| others.is_empty())
+    {
+        let _harmless = fs::remove_file(place.join(TURN)).and_then(|()| fs::remove_dir(&place));
     }
 }
 

@@ -108,6 +108,7 @@ fn scratch(place: &Path, prefix: &str) -> Vec<Leftover> {
 
 /// Clears away everything that [`survey`] finds.
 pub fn clear(home: &Home) -> Cleared {
+    hotcell_cell::claim::tidy();
     clear_found(home, survey)
 }
 
