@@ -144,16 +144,6 @@ fn stamps(root: &Path) -> Vec<(PathBuf, u64, i64)> {
     found
 }
 
-/// Lets a temporary directory be removed.
-fn open_up(root: &Path) {
-    std::fs::set_permissions(root, std::fs::Permissions::from_mode(0o700)).unwrap();
-    for entry in std::fs::read_dir(root).unwrap().flatten() {
-        if entry.file_type().unwrap().is_dir() {
-            open_up(&entry.path());
-        }
-    }
-}
-
 #[test]
 fn a_diff_is_a_patch_that_git_reads() {
     let project = Project::new();

@@ -121,6 +121,25 @@ pub(crate) struct Bench {
     directory: tempfile::TempDir,
 }
 
+impl Drop for Bench {
+    fn drop(&mut self) {
+        // Guests close directories; a test that fails must not leave them behind.
+        open_up(self.directory.path());
+    }
+}
+
+/// Lets a directory be removed with all that is in it.
+pub(crate) fn open_up(directory: &Path) {
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    if std::fs::set_permissions(directory, mode).is_ok() {
+        for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                open_up(&entry.path());
+            }
+        }
+    }
+}
+
 impl Bench {
     pub(crate) fn new() -> Bench {
         let directory = tempfile::Builder::new().prefix("hotcell-test-").tempdir().expect("a temporary directory");
