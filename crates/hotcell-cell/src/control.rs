@@ -133,8 +133,16 @@ impl Control {
                 findings.truncated = true;
                 break;
             }
-            // One we may not look into is one the guest may not look into either; another mount is not shown.
-            let Ok(directory) = tree.directory(&at) else { continue };
+            let directory = match tree.directory(&at) {
+                Ok(directory) => directory,
+                // One that cannot be listed can be entered by whoever knows the names in it.
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    findings.truncated = true;
+                    continue;
+                }
+                // Gone meanwhile, or another mount, which is not shown.
+                Err(_) => continue,
+            };
             for entry in rustix::fs::Dir::read_from(&directory)?.flatten() {
                 let name = OsStr::from_bytes(entry.file_name().to_bytes());
                 if name == "." || name == ".." {

@@ -492,7 +492,7 @@ impl Builder {
             if mode == Mode::Rw && findings.truncated {
                 return refuse(
                     source.clone(),
-                    "is too large, or has too many control files, to guard them all in place; use --mode cow",
+                    "is too large, or has too many control files or directories that cannot be listed, to guard them all in place; use --mode cow",
                 );
             }
             let link = findings.list.iter().find(|found| mode == Mode::Rw && found.kind == FileType::Symlink);

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// An opened home.
@@ -65,23 +65,27 @@ impl Home {
     /// that name anywhere, with whatever it likes in it; so it is used only if it is empty, or if it is known: written
     /// down in `known`, a file of the user's outside any tree, when it was empty.
     pub fn discover(path: &Path, known: Option<&Path>) -> Result<Home, HomeError> {
-        let id =
-            |path: &Path| fs::metadata(path).map(|file| format!("{}:{} {}", file.dev(), file.ino(), path.display()));
         let unreadable = |source| HomeError::Make { path: path.to_owned(), source };
         let is_empty = fs::read_dir(path).map_err(unreadable)?.next().is_none();
         let list = known.map(|known| fs::read_to_string(known).unwrap_or_default()).unwrap_or_default();
         let path = fs::canonicalize(path).map_err(unreadable)?;
-        let id = id(&path).map_err(unreadable)?;
-        let is_known = list.lines().any(|line| line == id);
+        // A word only the two of them share: a directory can be made again under the same name, and even be given the
+        // same number.
+        let is_file = |path: &Path| fs::symlink_metadata(path).is_ok_and(|file| file.is_file() && file.len() < 100);
+        let token = path.join("token");
+        let word = if is_file(&token) { fs::read_to_string(&token).unwrap_or_default() } else { String::new() };
+        let is_known = word.len() >= 16 && list.lines().any(|line| line == format!("{word} {}", path.display()));
         if !is_known && !is_empty {
             return Err(HomeError::Unknown { path });
         }
         let home = Home::open(&path)?;
         if let (false, Some(known)) = (is_known, known) {
+            let word = format!("{:016x}", crate::door::random());
             let write = || {
+                fs::write(&token, &word)?;
                 known.parent().map_or(Ok(()), fs::create_dir_all)?;
-                let mut file = fs::OpenOptions::new().append(true).create(true).open(known)?;
-                io::Write::write_all(&mut file, format!("{id}\n").as_bytes())
+                let mut file = fs::OpenOptions::new().append(true).create(true).mode(0o600).open(known)?;
+                io::Write::write_all(&mut file, format!("{word} {}\n", path.display()).as_bytes())
             };
             write().map_err(|source| HomeError::Make { path: known.to_owned(), source })?;
         }

@@ -112,6 +112,8 @@ pub struct Applied {
     pub pack: Option<Pack>,
     /// Pipes, sockets and devices, which are not applied.
     pub left_out: Vec<PathBuf>,
+    /// Files that somebody wrote to while they were replaced, and where they are kept.
+    pub saved: Vec<Conflict>,
 }
 
 /// Why a diff was not applied or taken back. The tree is as it was, unless it says otherwise.
@@ -155,7 +157,12 @@ pub enum PackError {
     },
     /// Something failed on the way, and the tree is as it was.
     #[error("the changes could not be made; the tree is as it was")]
-    Failed(#[source] io::Error),
+    Failed {
+        /// What went wrong.
+        source: io::Error,
+        /// What somebody wrote meanwhile, and where it is kept.
+        saved: Vec<Conflict>,
+    },
     /// Somebody else changed the tree since it was stopped; what is theirs was left alone.
     #[error("{} of {pack} could not be taken back; the rest was", conflicts.len())]
     Stuck {
@@ -204,6 +211,20 @@ pub struct Recovered {
     pub state: State,
     /// What somebody else changed, and was left alone.
     pub conflicts: Vec<Conflict>,
+}
+
+/// What going back came to.
+struct Back {
+    /// What somebody else changed, and was left alone.
+    conflicts: Vec<Conflict>,
+    /// What somebody wrote meanwhile, and where it is kept.
+    saved: Vec<Conflict>,
+}
+
+impl Back {
+    fn all(self) -> Vec<Conflict> {
+        self.conflicts.into_iter().chain(self.saved).collect()
+    }
 }
 
 impl Packs {
@@ -281,7 +302,7 @@ impl Packs {
         let workspace = &diff.workspace.0;
         let (entries, left_out) = select(diff, selection)?;
         if entries.is_empty() {
-            return Ok(Applied { pack: None, left_out });
+            return Ok(Applied { pack: None, left_out, saved: Vec::new() });
         }
         let (tree, _claim) = open(workspace, diff.workspace_id)?;
         let moved = entries.iter().filter(|entry| entry.moved).map(|entry| Conflict {
@@ -308,8 +329,8 @@ impl Packs {
         };
         let walk = Transition { tree: &tree, steps: &steps, tag: pack.pack_id.as_str(), contents: &contents };
         let stopped = match walk.perform() {
-            Ok(()) => match self.finish(&mut pack, State::Applied) {
-                Ok(()) => return Ok(Applied { pack: Some(pack), left_out }),
+            Ok(saved) => match self.finish(&mut pack, State::Applied) {
+                Ok(()) => return Ok(Applied { pack: Some(pack), left_out, saved }),
                 // In the tree and not on record: that is not applied.
                 Err(error) => {
                     Stopped { begun: steps.iter().map(|step| step.number).collect(), source: io::Error::other(error) }
@@ -320,13 +341,16 @@ impl Packs {
         pack.state = State::Applying;
         let begun: Vec<Step> = steps.into_iter().filter(|step| stopped.begun.contains(&step.number)).collect();
         match self.go_back(&tree, &mut pack, &begun, State::RolledBack) {
-            Ok(conflicts) if conflicts.is_empty() => Err(PackError::Failed(stopped.source)),
-            _ => Err(PackError::Halfway { pack: pack.pack_id, source: stopped.source }),
+            Ok(back) if back.conflicts.is_empty() => {
+                Err(PackError::Failed { source: stopped.source, saved: back.saved })
+            }
+            Ok(back) => Err(PackError::Stuck { pack: pack.pack_id, conflicts: back.all() }),
+            Err(_) => Err(PackError::Halfway { pack: pack.pack_id, source: stopped.source }),
         }
     }
 
     /// Takes an applied diff back: exactly, or not at all. One that is stuck is tried again.
-    pub fn undo(&self, name: &str) -> Result<Pack, PackError> {
+    pub fn undo(&self, name: &str) -> Result<(Pack, Vec<Conflict>), PackError> {
         let found = self.find(name)?;
         let (tree, _claim) = open(&found.workspace.0, found.workspace_id)?;
         // Again, now that nobody else can be at it.
@@ -346,15 +370,16 @@ impl Packs {
         // What is needed is looked at before anything is touched.
         let steps = pack.steps(Way::Apply);
         for step in steps.iter().filter(|step| pack.entries[step.number].replaced) {
-            self.original_of(&pack.pack_id, step.number, step.from.as_ref()).map_err(PackError::Failed)?;
+            let original = self.original_of(&pack.pack_id, step.number, step.from.as_ref());
+            original.map_err(|source| PackError::Failed { source, saved: Vec::new() })?;
         }
         mark(&self.unfinished(), &pack.pack_id)?;
         pack.state = State::Undoing;
         pack.holder = ProcessName::own();
         self.write(&pack)?;
         match self.go_back(&tree, &mut pack, &steps, State::Undone) {
-            Ok(conflicts) if conflicts.is_empty() => Ok(pack),
-            Ok(conflicts) => Err(PackError::Stuck { pack: pack.pack_id, conflicts }),
+            Ok(back) if back.conflicts.is_empty() => Ok((pack, back.saved)),
+            Ok(back) => Err(PackError::Stuck { pack: pack.pack_id, conflicts: back.all() }),
             Err(source) => Err(PackError::Halfway { pack: pack.pack_id, source }),
         }
     }
@@ -409,8 +434,8 @@ impl Packs {
         self.write(&pack)?;
         let cannot = |source| PackError::Halfway { pack: id.clone(), source };
         let steps = pack.steps(Way::Apply);
-        let conflicts = self.go_back(&tree, &mut pack, &steps, end).map_err(cannot)?;
-        Ok(Some(Recovered { pack_id: id.clone(), state: pack.state, conflicts }))
+        let back = self.go_back(&tree, &mut pack, &steps, end).map_err(cannot)?;
+        Ok(Some(Recovered { pack_id: id.clone(), state: pack.state, conflicts: back.all() }))
     }
 
     /// Whether a pack was begun, never written, and left: nothing was touched.
@@ -495,12 +520,13 @@ impl Packs {
     }
 
     /// Leads the tree to what it was before these steps, from wherever it is.
-    fn go_back(&self, tree: &Tree, pack: &mut Pack, steps: &[Step], end: State) -> io::Result<Vec<Conflict>> {
-        let (there, back_again) = (pack.pack_id.to_string(), format!("{}-back", pack.pack_id));
-        let mut conflicts = transition::settle(tree, steps, &there, |step| step.to.as_ref())?;
-        conflicts.extend(transition::settle(tree, steps, &back_again, |step| step.from.as_ref())?);
-        let (mut back, foreign) = transition::backward(tree, steps)?;
-        conflicts.extend(foreign);
+    fn go_back(&self, tree: &Tree, pack: &mut Pack, steps: &[Step], end: State) -> io::Result<Back> {
+        let back_again = format!("{}-back", pack.pack_id);
+        // Whatever is in staging may be of any step, begun or not.
+        let all = pack.steps(Way::Apply);
+        let mut saved = transition::settle(tree, &all, pack.pack_id.as_str())?;
+        saved.extend(transition::settle(tree, &all, &back_again)?);
+        let (mut back, mut conflicts) = transition::backward(tree, steps)?;
         for step in &mut back {
             let entry = &pack.entries[step.number];
             step.hard_link = entry.linked_before;
@@ -509,7 +535,7 @@ impl Packs {
         let contents = |step: &Step| self.original_of(&pack.pack_id, step.number, step.to.as_ref());
         let walk = Transition { tree, steps: &back, tag: &back_again, contents: &contents };
         if !back.is_empty() {
-            walk.perform().map_err(|stopped| stopped.source)?;
+            saved.extend(walk.perform().map_err(|stopped| stopped.source)?);
         }
         // What is said to be as it was is looked at once more.
         let left_alone: BTreeSet<PathBuf> = conflicts.iter().map(|conflict| conflict.path.clone()).collect();
@@ -520,8 +546,25 @@ impl Packs {
             }
         }
         let state = if conflicts.is_empty() { end } else { State::Stuck };
+        if state != State::Stuck {
+            saved.extend(self.rescue_originals(tree, pack)?);
+        }
         self.finish(pack, state).map_err(io::Error::other)?;
-        Ok(conflicts)
+        Ok(Back { conflicts, saved })
+    }
+
+    /// A process that had a file open may have gone on writing to it: what it wrote is not thrown away with the pack.
+    fn rescue_originals(&self, tree: &Tree, pack: &Pack) -> io::Result<Vec<Conflict>> {
+        let mut saved = Vec::new();
+        for (number, entry) in pack.entries.iter().enumerate().filter(|(_, entry)| entry.replaced) {
+            let original = self.original(&pack.pack_id, number);
+            let kept = transition::rescue_original(tree, &original, &entry.path.0, entry.before.as_ref())?;
+            if let Some(kept) = kept {
+                let why = format!("was written to after it was replaced; that is kept as `{}`", kept.display());
+                saved.push(Conflict { path: entry.path.0.clone(), why });
+            }
+        }
+        Ok(saved)
     }
 
     fn finish(&self, pack: &mut Pack, state: State) -> Result<(), PackError> {

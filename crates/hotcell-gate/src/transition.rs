@@ -29,6 +29,8 @@ use crate::blobs::{copy_sparse, digest};
 pub(crate) const STAGING: &str = ".hotcell-";
 /// What is moved aside is called by its number, after this.
 const ASIDE: &str = "old-";
+/// What is not complete yet, after this.
+const DRAFT: &str = "new-";
 
 /// One path on its way.
 #[derive(Clone, Debug)]
@@ -253,16 +255,17 @@ fn describe(node: Option<&Node>) -> String {
 }
 
 impl Transition<'_> {
-    /// Goes from the first state to the second. An error leaves the tree between them, for [`backward`].
-    pub(crate) fn perform(&self) -> Result<(), Stopped> {
+    /// Goes from the first state to the second; what somebody wrote to meanwhile, and where it is kept. An error leaves
+    /// the tree between the two, for [`backward`].
+    pub(crate) fn perform(&self) -> Result<Vec<Conflict>, Stopped> {
         let mut begun = BTreeSet::new();
         match self.walk(&mut begun) {
-            Ok(()) => Ok(()),
+            Ok(saved) => Ok(saved),
             Err(source) => Err(Stopped { begun, source }),
         }
     }
 
-    fn walk(&self, begun: &mut BTreeSet<usize>) -> io::Result<()> {
+    fn walk(&self, begun: &mut BTreeSet<usize>) -> io::Result<Vec<Conflict>> {
         let staging = self.stage_all()?;
         rustix::fs::syncfs(self.tree.root())?;
         self.open_up(begun)?;
@@ -270,8 +273,9 @@ impl Transition<'_> {
         let made = self.make(staging.as_fd(), begun)?;
         self.set_modes(&made, begun)?;
         drop(staging);
-        self.remove_staging()?;
-        Ok(rustix::fs::syncfs(self.tree.root())?)
+        let saved = settle(self.tree, self.steps, self.tag)?;
+        rustix::fs::syncfs(self.tree.root())?;
+        Ok(saved)
     }
 
     fn staging_name(&self) -> String {
@@ -333,14 +337,17 @@ impl Transition<'_> {
                     }
                 };
                 let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-                let to = File::from(rustix::fs::openat(staging, &number, flags, Mode::from_raw_mode(0o600))?);
+                let draft = format!("{DRAFT}{number}");
+                let to = File::from(rustix::fs::openat(staging, &draft, flags, Mode::from_raw_mode(0o600))?);
                 copy_sparse(&file, &to)?;
                 if Some(digest(&to)?) != *sha256 {
                     return Err(io::Error::other("kept contents are not what their digest says"));
                 }
-                own(staging, number.as_bytes(), owner)?;
+                own(staging, draft.as_bytes(), owner)?;
                 set_attributes(&to, &attributes);
-                Ok(rustix::fs::fchmod(&to, Mode::from_raw_mode(*mode))?)
+                rustix::fs::fchmod(&to, Mode::from_raw_mode(*mode))?;
+                // Complete, it gets its number: whatever is found under a number is somebody's whole file.
+                Ok(rustix::fs::renameat(staging, &draft, staging, &number)?)
             }
             _ => Ok(()),
         }
@@ -460,63 +467,94 @@ impl Transition<'_> {
         }
         Ok(())
     }
-
-    /// Removes the staging directory with all that is in it.
-    fn remove_staging(&self) -> io::Result<()> {
-        let name = self.staging_name();
-        let path = Path::new(&name);
-        let staging = self.tree.directory(path)?;
-        for name in self.tree.names(path)? {
-            rustix::fs::unlinkat(&staging, &name, AtFlags::empty())?;
-        }
-        Ok(rustix::fs::unlinkat(self.tree.root(), path, AtFlags::REMOVEDIR)?)
-    }
 }
 
-/// Clears away the staging directory of a walk that was stopped. What is in it is a state of one of the steps, and is
-/// kept elsewhere; anything else is a file somebody saved in the very moment it was exchanged, and goes back.
-pub(crate) fn settle(
-    tree: &Tree,
-    steps: &[Step],
-    tag: &str,
-    heading: impl Fn(&Step) -> Option<&Node>,
-) -> io::Result<Vec<Conflict>> {
+/// Clears away the staging directory of a walk. What is in it is a state of one of the steps, and is in the tree or kept
+/// elsewhere; anything else is a file that somebody saved or wrote to in the very moment it was replaced. It is never
+/// removed: it goes back to its place, or beside it under another name.
+pub(crate) fn settle(tree: &Tree, steps: &[Step], tag: &str) -> io::Result<Vec<Conflict>> {
     let name = format!("{STAGING}{tag}");
     let staging = match tree.directory(Path::new(&name)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         opened => opened?,
     };
-    let mut foreign = Vec::new();
+    let by_number: BTreeMap<usize, &Step> = steps.iter().map(|step| (step.number, step)).collect();
+    let mut saved = Vec::new();
     for entry in tree.names(Path::new(&name))? {
         let text = entry.to_string_lossy();
         let number = text.strip_prefix(ASIDE).unwrap_or(&text).parse::<usize>().ok();
-        let step = steps.iter().find(|step| Some(step.number) == number);
+        let step = number.and_then(|number| by_number.get(&number));
         let found = at(staging.as_fd(), &text)?;
         let is_state =
-            |step: &Step| is_same(found.as_ref(), step.from.as_ref()) || is_same(found.as_ref(), step.to.as_ref());
-        let is_foreign = match step {
-            None => false,
-            Some(step) if is_state(step) => false,
-            Some(_) if text.starts_with(ASIDE) => true,
-            // What came out of an exchange; before that, it is a draft of ours.
-            Some(step) => is_same(tree.node(&step.path, &mut u64::MAX.clone())?.as_ref(), heading(step)),
+            |step: &&&Step| is_same(found.as_ref(), step.from.as_ref()) || is_same(found.as_ref(), step.to.as_ref());
+        let step = match step {
+            Some(step) if !is_state(&step) => step,
+            None if !text.starts_with(DRAFT) => {
+                return Err(io::Error::other(format!("`{text}` is not known in `{name}`")));
+            }
+            _ => {
+                rustix::fs::unlinkat(&staging, &entry, AtFlags::empty())?;
+                continue;
+            }
         };
-        if !is_foreign {
-            rustix::fs::unlinkat(&staging, &entry, AtFlags::empty())?;
-            continue;
-        }
-        let Some(step) = step else { continue };
-        let (directory, place) = tree.place(&step.path)?;
-        let flags =
-            if tree.node(&step.path, &mut 0)?.is_some() { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE };
-        rustix::fs::renameat_with(&staging, &entry, &directory, place, flags)?;
-        if flags == RenameFlags::EXCHANGE {
-            rustix::fs::unlinkat(&staging, &entry, AtFlags::empty())?;
-        }
-        foreign.push(Conflict { path: step.path.clone(), why: "was saved while it was being replaced".to_owned() });
+        let kept = rescue(tree, staging.as_fd(), &text, &step.path)?;
+        let why = format!("was written to meanwhile, and is kept as `{}`", shown(kept.as_os_str().as_bytes()));
+        saved.push(Conflict { path: step.path.clone(), why });
     }
     rustix::fs::unlinkat(tree.root(), &name, AtFlags::REMOVEDIR)?;
-    Ok(foreign)
+    Ok(saved)
+}
+
+/// Moves a file from a directory into the tree: to its place if nothing is there, else beside it. Where it is now.
+fn rescue(tree: &Tree, from: BorrowedFd<'_>, name: &str, path: &Path) -> io::Result<PathBuf> {
+    for candidate in names_for(path) {
+        // Its directory may be gone, too: then the next one above will do.
+        let Ok((directory, place)) = tree.place(&candidate) else { continue };
+        match rustix::fs::renameat_with(from, name, &directory, place, RenameFlags::NOREPLACE) {
+            Ok(()) => return Ok(candidate),
+            Err(rustix::io::Errno::EXIST) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Err(io::Error::other("there is no place for what somebody saved"))
+}
+
+/// A path, names beside it, and names at the top of the tree.
+fn names_for(path: &Path) -> impl Iterator<Item = PathBuf> {
+    let name = path.file_name().unwrap_or_default().to_owned();
+    let numbered = move |number: u32| {
+        let mut name = name.clone();
+        name.push(format!(".hotcell-saved-{number}"));
+        name
+    };
+    let parent = path.parent().unwrap_or(Path::new("")).to_owned();
+    let (beside, top) = (numbered.clone(), numbered);
+    [path.to_owned()]
+        .into_iter()
+        .chain((1..1000).map(move |number| parent.join(beside(number))))
+        .chain((1..1000).map(move |number| PathBuf::from(top(number))))
+}
+
+/// Brings a kept original that was written to since back beside its place, unless it is what it was. Where it is.
+pub(crate) fn rescue_original(
+    tree: &Tree,
+    original: &Path,
+    path: &Path,
+    before: Option<&Node>,
+) -> io::Result<Option<PathBuf>> {
+    let Ok(file) = File::open(original) else { return Ok(None) };
+    if matches!(before, Some(Node::File { sha256: Some(wanted), .. }) if digest(&file)? == *wanted) {
+        return Ok(None);
+    }
+    for candidate in names_for(path).skip(1) {
+        let Ok((directory, place)) = tree.place(&candidate) else { continue };
+        match rustix::fs::linkat(CWD, original, &directory, place, AtFlags::empty()) {
+            Ok(()) => return Ok(Some(candidate)),
+            Err(rustix::io::Errno::EXIST) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(None)
 }
 
 /// Says what failed.

@@ -2,7 +2,7 @@
 
 use hotcell_base::text::shown;
 use hotcell_gate::pack::{Pack, Packs, State};
-use hotcell_gate::{Diff, Home, Selection};
+use hotcell_gate::{Conflict, Diff, Home, Selection};
 use hotcell_sys::signals::EndSignals;
 use serde_json::json;
 
@@ -22,6 +22,7 @@ pub(crate) fn apply(home: &Home, args: &ApplyArgs) -> Result<(), Failure> {
         let path = shown(path.as_os_str().as_encoded_bytes());
         screen::note(&format!("left out {path}: pipes, sockets and devices are not applied"));
     }
+    say_saved(&applied.saved);
     if args.json {
         return screen::answer(format!("{:#}\n", json!({ "pack": applied.pack, "left_out": applied.left_out.len() })));
     }
@@ -45,12 +46,20 @@ pub(crate) fn undo(home: &Home, args: &UndoArgs) -> Result<(), Failure> {
         return screen::answer(format!("forgotten  {}: it cannot be undone any more\n", pack.pack_id));
     }
     let _blocked = EndSignals::listen();
-    let pack = packs.undo(id)?;
+    let (pack, saved) = packs.undo(id)?;
+    say_saved(&saved);
     if args.json {
         return screen::answer(format!("{:#}\n", json!({ "pack": pack })));
     }
     let workspace = shown(pack.workspace.0.as_os_str().as_encoded_bytes());
     screen::answer(format!("undone   {}: {} paths of {workspace} are as they were\n", pack.pack_id, pack.entries.len()))
+}
+
+/// Says what somebody wrote meanwhile.
+fn say_saved(saved: &[Conflict]) {
+    for one in saved {
+        screen::note(&format!("note: {} {}", shown(one.path.as_os_str().as_encoded_bytes()), one.why));
+    }
 }
 
 fn list(packs: &Packs, as_json: bool) -> Result<(), Failure> {

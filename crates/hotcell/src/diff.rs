@@ -132,6 +132,13 @@ fn file(
         // The remark says what git cannot.
         return;
     }
+    let sides = Sides::of(diff, before, after);
+    if sides.is_none() && !is_same {
+        // A patch that git reads cannot say it; what it can say is not spoiled by it.
+        let path = shown(entry.path.0.as_os_str().as_bytes());
+        push(out, &format!("# {path}: binary, {} -> {}\n", size(before), size(after)));
+        return;
+    }
     let (old_name, new_name) = (quoted("a", entry), quoted("b", entry));
     push(out, &format!("diff --git {old_name} {new_name}\n"));
     match (before.map(git_mode), after.map(git_mode)) {
@@ -140,15 +147,7 @@ fn file(
         (Some(old), Some(new)) if old != new => push(out, &format!("old mode {old:06o}\nnew mode {new:06o}\n")),
         _ => {}
     }
-    if is_same {
-        return;
-    }
-    let Some(sides) = Sides::of(diff, before, after) else {
-        let name = |name: &str, node: Option<&Node>| node.map_or("/dev/null".to_owned(), |_| name.to_owned());
-        push(out, &format!("Binary files {} and {} differ\n", name(&old_name, before), name(&new_name, after)));
-        push(out, &format!("# {} -> {}\n", size(before), size(after)));
-        return;
-    };
+    let Some(sides) = sides.filter(|_| !is_same) else { return };
     if sides.old == sides.new {
         return;
     }

@@ -151,7 +151,9 @@ fn in_the_way(error: &PackError) -> Vec<String> {
     const SHOWN_MAX: usize = 10;
     let lines: Vec<String> = match error {
         PackError::Control(paths) => paths.iter().map(|path| shown_path(path)).collect(),
-        PackError::Conflicts { conflicts, .. } | PackError::Stuck { conflicts, .. } => {
+        PackError::Conflicts { conflicts, .. }
+        | PackError::Stuck { conflicts, .. }
+        | PackError::Failed { saved: conflicts, .. } => {
             conflicts.iter().map(|conflict| format!("{} {}", shown_path(&conflict.path), conflict.why)).collect()
         }
         _ => Vec::new(),
@@ -184,7 +186,10 @@ fn pack_hint(error: &PackError) -> String {
             )
         }
         PackError::Tree { .. } => "see what is there: ls -ld on that path".to_owned(),
-        PackError::Failed(_) | PackError::Record(_) => {
+        PackError::Failed { source, .. } if !is_about_storage(source) => {
+            "look at what the cause names, then try again".to_owned()
+        }
+        PackError::Failed { .. } | PackError::Record(_) => {
             "look at the space and the rights there: df -h and ls -ld on that path".to_owned()
         }
         PackError::Halfway { .. } => "mend what the cause names, then: hotcell gc --yes".to_owned(),

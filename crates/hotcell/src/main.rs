@@ -16,6 +16,7 @@ mod selftest;
 mod tee;
 
 use std::ffi::OsStr;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -112,7 +113,9 @@ impl HomePlace {
     /// `--home`, `HOTCELL_HOME`, the nearest `.hotcell/` upward, or the user's data directory.
     pub(crate) fn find(flag: Option<PathBuf>, host: &Host) -> Result<HomePlace, Failure> {
         let variable = |name: &str| host.env.get(OsStr::new(name)).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let upward = || host.cwd.ancestors().map(|directory| directory.join(".hotcell")).find(|path| path.is_dir());
+        // A sticky one is the place of a decoy, for as long as a cell runs there.
+        let is_home = |path: &PathBuf| path.metadata().is_ok_and(|file| file.is_dir() && file.mode() & 0o1000 == 0);
+        let upward = || host.cwd.ancestors().map(|directory| directory.join(".hotcell")).find(is_home);
         // The specification says to ignore a relative one.
         let base = variable("XDG_DATA_HOME").filter(|path| path.is_absolute());
         let base =
