@@ -156,21 +156,30 @@ fn turn() -> io::Result<(PathBuf, File)> {
     }
 }
 
-/// A directory of this user's own, the same for all of this user's hotcells.
+/// A directory of this user's own, the same for all of this user's hotcells: they must all choose alike.
 fn place() -> io::Result<PathBuf> {
     let us = rustix::process::geteuid().as_raw();
     let runtime = PathBuf::from(if us == 0 { "/run".to_owned() } else { format!("/run/user/{us}") });
     let is_own = |path: &Path| fs::symlink_metadata(path).is_ok_and(|file| file.is_dir() && file.uid() == us);
-    let candidates = [runtime.join("hotcell"), PathBuf::from(format!("/tmp/hotcell-claims-{us}"))];
-    for path in candidates {
-        // There already, or its parent cannot be written: the next one may do.
-        let _tried = DirBuilder::new().mode(0o700).create(&path);
+    let path = if is_own(&runtime) { runtime.join("hotcell") } else { format!("/tmp/hotcell-claims-{us}").into() };
+    for _ in 0..PLACE_TRIES {
+        match DirBuilder::new().mode(0o700).create(&path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
         if is_own(&path) && fs::metadata(&path).is_ok_and(|file| file.mode() & 0o077 == 0) {
             return Ok(path);
         }
+        if fs::symlink_metadata(&path).is_ok_and(|file| !file.is_dir() || file.uid() != us) {
+            break;
+        }
+        // Taken away by the last one in this very moment.
     }
-    Err(io::Error::other("there is no place for claims: neither /run nor /tmp can be used"))
+    Err(io::Error::other(format!("`{}` is not a directory of this user's own", path.display())))
 }
+
+/// So many times somebody may take the place away while it is being made.
+const PLACE_TRIES: u32 = 1000;
 
 #[cfg(test)]
 mod tests {

@@ -52,7 +52,8 @@ pub(crate) fn undo(home: &Home, args: &UndoArgs) -> Result<(), Failure> {
         return screen::answer(format!("{:#}\n", json!({ "pack": pack })));
     }
     let workspace = shown(pack.workspace.0.as_os_str().as_encoded_bytes());
-    screen::answer(format!("undone   {}: {} paths of {workspace} are as they were\n", pack.pack_id, pack.entries.len()))
+    let n = screen::count(pack.entries.len(), "path");
+    screen::answer(format!("undone   {}: {n} of {workspace} as before\n", pack.pack_id))
 }
 
 /// Says what somebody wrote meanwhile.
