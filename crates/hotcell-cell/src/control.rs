@@ -5,10 +5,11 @@
 //!              there already              not there yet
 //! ro           read-only, as all          cannot be made
 //! cow          read-only                  made in the copy, reported, never applied
-//! rw           read-only                  a decoy in its place: writes land in scratch and are reported
+//! rw           read-only                  at the top, a decoy in its place: writes land in scratch and are reported
 //! ```
 //!
-//! Whoever means it names the path: `--allow-control .git`.
+//! Whoever means it names the path: `--allow-control .git`. Then git works inside, and the decoys of files are such
+//! that it passes over them: they cannot be opened, and nothing is reported.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;

@@ -96,6 +96,8 @@ pub(crate) struct GuardedTree {
     pub(crate) source: PathBuf,
     pub(crate) target: PathBuf,
     pub(crate) owner: Owner,
+    /// Whether what is written there is the host's at once.
+    pub(crate) in_place: bool,
     pub(crate) control: Control,
     /// Made read-only.
     pub(crate) existing: Vec<Found>,
@@ -509,6 +511,7 @@ impl Builder {
                 source: source.clone(),
                 target: target.clone(),
                 owner,
+                in_place: mode == Mode::Rw,
                 control,
                 existing,
                 decoys,

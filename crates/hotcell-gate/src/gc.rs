@@ -65,8 +65,8 @@ pub struct Cleared {
     pub failed: Vec<(Leftover, io::Error)>,
 }
 
-/// Everything that was left in this home. Nothing is touched.
-pub fn survey(home: &Home) -> Vec<Leftover> {
+/// Everything that was left in this home, and by selftests in this directory for temporary files. Nothing is touched.
+pub fn survey(home: &Home, temporary: &Path) -> Vec<Leftover> {
     let mut found = at_hand(home);
     let runs = Runs::of(home);
     for entry in entries(&home.runs()) {
@@ -90,7 +90,7 @@ pub fn survey(home: &Home) -> Vec<Leftover> {
         found.extend(drafts(&entry.path()));
     }
     found.extend(scratch(home.path(), "doctor-"));
-    found.extend(scratch(&std::env::temp_dir(), "hotcell-selftest-"));
+    found.extend(scratch(temporary, "hotcell-selftest-"));
     found
 }
 
@@ -107,9 +107,9 @@ fn scratch(place: &Path, prefix: &str) -> Vec<Leftover> {
 }
 
 /// Clears away everything that [`survey`] finds.
-pub fn clear(home: &Home) -> Cleared {
+pub fn clear(home: &Home, temporary: &Path) -> Cleared {
     hotcell_cell::claim::tidy();
-    clear_found(home, survey)
+    clear_found(home, |home| survey(home, temporary))
 }
 
 /// Clears away what the last crash is likely to have left: quick enough for every start.
@@ -244,7 +244,7 @@ fn unfinished_packs(home: &Home) -> Vec<Leftover> {
 }
 
 fn drafts(directory: &Path) -> Vec<Leftover> {
-    // `name.<pid>-<start time>.tmp`
+    // `name.<pid>-<start time>-<pid namespace>.tmp`
     let is_nobodys = |path: &PathBuf| {
         let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".tmp"));
         let writer = name.and_then(|name| name.rsplit_once('.')).and_then(|(_, writer)| ProcessName::parse(writer));

@@ -63,7 +63,7 @@ pub enum HomeError {
 impl Home {
     /// Opens a home that was found in a directory above the caller's. A repository or a guest can put a directory of
     /// that name anywhere, with whatever it likes in it; so it is used only if it is empty, or if it is known: written
-    /// down in `known`, a file of the user's outside any tree, when it was empty.
+    /// down in `known`, a file of the user's outside any tree, when it was empty. Where nothing can be remembered, none is.
     pub fn discover(path: &Path, known: Option<&Path>) -> Result<Home, HomeError> {
         let unreadable = |source| HomeError::Make { path: path.to_owned(), source };
         let is_empty = fs::read_dir(path).map_err(unreadable)?.next().is_none();
@@ -75,21 +75,21 @@ impl Home {
         let token = path.join("token");
         let word = if is_file(&token) { fs::read_to_string(&token).unwrap_or_default() } else { String::new() };
         let is_known = word.len() >= 16 && list.lines().any(|line| line == format!("{word} {}", path.display()));
-        if !is_known && !is_empty {
+        let Some(known) = known.filter(|_| is_known || is_empty) else {
             return Err(HomeError::Unknown { path });
-        }
-        let home = Home::open(&path)?;
-        if let (false, Some(known)) = (is_known, known) {
+        };
+        if !is_known {
             let word = format!("{:016x}", crate::door::random());
+            // Remembered first: cut short between the two, it is empty and new to us again.
             let write = || {
-                fs::write(&token, &word)?;
                 known.parent().map_or(Ok(()), fs::create_dir_all)?;
                 let mut file = fs::OpenOptions::new().append(true).create(true).mode(0o600).open(known)?;
-                io::Write::write_all(&mut file, format!("{word} {}\n", path.display()).as_bytes())
+                io::Write::write_all(&mut file, format!("{word} {}\n", path.display()).as_bytes())?;
+                fs::write(&token, &word)
             };
             write().map_err(|source| HomeError::Make { path: known.to_owned(), source })?;
         }
-        Ok(home)
+        Home::open(&path)
     }
 
     /// Opens a home, making it on first use, for its owner alone.
@@ -108,7 +108,7 @@ impl Home {
         if path.is_dir() {
             // A directory that was there before is used as it is or not at all: nothing of it is changed.
             let is_empty = fs::read_dir(path).map_err(cannot)?.next().is_none();
-            if !is_empty && !path.join("runs").is_dir() {
+            if !is_empty && !path.join("runs").is_dir() && !path.join("token").is_file() {
                 return Err(HomeError::NotAHome { path: path.to_owned() });
             }
         } else {

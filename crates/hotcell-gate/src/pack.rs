@@ -125,6 +125,9 @@ pub enum PackError {
     /// Control files among the changes.
     #[error("{} of the changes are to control files", .0.len())]
     Control(Vec<PathBuf>),
+    /// A path that was allowed and is no control file of this diff.
+    #[error("`{}` is no control file among the changes", .0.display())]
+    NotControl(PathBuf),
     /// The tree is not as it was.
     #[error("{} paths of `{}` are not as they were; nothing was changed", conflicts.len(), workspace.display())]
     Conflicts {
@@ -262,7 +265,7 @@ impl Packs {
         ids.filter(|id| !self.unfinished().join(id.as_str()).exists() && self.read(id).is_err()).collect()
     }
 
-    /// The pack with this id, or the newest one applied of this run.
+    /// The pack with this id, or the newest of this run that can be undone.
     pub fn find(&self, name: &str) -> Result<Pack, PackError> {
         let not_found = || PackError::NotFound(name.to_owned());
         if let Ok(id) = name.parse::<PackId>() {
@@ -273,8 +276,10 @@ impl Packs {
             other => other.into(),
         })?;
         let mut of_run: Vec<Pack> = self.list().into_iter().filter(|pack| pack.run_id == run.run_id).collect();
-        let applied = of_run.iter().position(|pack| pack.state == State::Applied).unwrap_or(0);
-        if of_run.is_empty() { Err(not_found()) } else { Ok(of_run.swap_remove(applied)) }
+        // What can be undone comes first, then what can be tried again.
+        let newest = |state| of_run.iter().position(|pack| pack.state == state);
+        let at = newest(State::Applied).or_else(|| newest(State::Stuck)).unwrap_or(0);
+        if of_run.is_empty() { Err(not_found()) } else { Ok(of_run.swap_remove(at)) }
     }
 
     fn read(&self, id: &PackId) -> Result<Pack, PackError> {

@@ -1,10 +1,11 @@
 //! Selections: which changes of a diff are to be applied.
 
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use hotcell_base::Glob;
 use hotcell_cell::changes::Kind;
+use hotcell_cell::needs::normal;
 use hotcell_cell::tree::Node;
 
 use crate::diff::{Diff, Entry};
@@ -17,12 +18,13 @@ pub struct Selection {
     pub only: Vec<Glob>,
     /// Nothing that matches one of these.
     pub except: Vec<Glob>,
-    /// Control files that may be changed.
+    /// Control files that may be changed: relative to the workspace, or full paths.
     pub allow_control: Vec<PathBuf>,
 }
 
 /// Picks the entries to apply, with the directories they need.
 pub(crate) fn select(diff: &Diff, selection: &Selection) -> Result<(Vec<Entry>, Vec<PathBuf>), PackError> {
+    let allowed = allowed(diff, selection)?;
     let matches =
         |globs: &[Glob], entry: &Entry| globs.iter().any(|glob| glob.matches(entry.path.0.as_os_str().as_bytes()));
     let mut picked: Vec<bool> = diff
@@ -47,17 +49,32 @@ pub(crate) fn select(diff: &Diff, selection: &Selection) -> Result<(Vec<Entry>, 
     let chosen = diff.entries.iter().zip(picked).filter(|(_, picked)| *picked).map(|(entry, _)| entry);
     let (mut entries, mut left_out, mut control) = (Vec::new(), Vec::<PathBuf>::new(), Vec::new());
     for entry in chosen {
-        let allowed = selection.allow_control.iter().any(|allowed| entry.path.0.starts_with(allowed));
+        let is_allowed = allowed.iter().any(|allowed| entry.path.0.starts_with(allowed));
         let is_special = |node: &Option<Node>| matches!(node, Some(Node::Special { .. }));
         // What is gone below a name that is left out stays, too.
         let is_below = left_out.iter().any(|above| entry.path.0.starts_with(above));
         if is_special(&entry.after) || is_special(&entry.before) || is_below {
             left_out.push(entry.path.0.clone());
-        } else if entry.control && !allowed {
+        } else if entry.control && !is_allowed {
             control.push(entry.path.0.clone());
         } else {
             entries.push(entry.clone());
         }
     }
     if control.is_empty() { Ok((entries, left_out)) } else { Err(PackError::Control(control)) }
+}
+
+/// The allowed control files, relative to the workspace. One that is none is a mistake somebody should know of.
+fn allowed(diff: &Diff, selection: &Selection) -> Result<Vec<PathBuf>, PackError> {
+    let relative = |path: &PathBuf| {
+        let full = normal(&diff.workspace.0.join(path));
+        let below = full.strip_prefix(&diff.workspace.0).ok().map(Path::to_owned);
+        let is_among =
+            |below: &PathBuf| diff.entries.iter().any(|entry| entry.control && entry.path.0.starts_with(below));
+        below
+            .filter(|below| !below.as_os_str().is_empty())
+            .filter(is_among)
+            .ok_or_else(|| PackError::NotControl(path.clone()))
+    };
+    selection.allow_control.iter().map(relative).collect()
 }

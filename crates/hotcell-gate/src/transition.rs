@@ -112,7 +112,7 @@ pub(crate) struct Stopped {
 /// Everything that is not as the steps expect it.
 pub(crate) fn conflicts(tree: &Tree, steps: &[Step]) -> io::Result<Vec<Conflict>> {
     let mut found = Vec::new();
-    let by_path: BTreeMap<&Path, &Step> = steps.iter().map(|step| (step.path.as_path(), step)).collect();
+    let by_path = ByPath::from_iter(steps.iter().map(|step| (step.path.as_path(), step)));
     for step in steps {
         let mut conflict = |path: PathBuf, why: String| found.push(Conflict { path, why });
         let now = match look(tree, &step.path) {
@@ -127,21 +127,11 @@ pub(crate) fn conflicts(tree: &Tree, steps: &[Step]) -> io::Result<Vec<Conflict>
             conflict(step.path.clone(), why);
             continue;
         }
-        let parent = step.path.parent().unwrap_or(Path::new(""));
-        if step.to.is_some() && !parent.as_os_str().is_empty() {
-            let becomes = match by_path.get(parent) {
-                Some(above) => above.to.clone(),
-                None => tree.node(parent, &mut 0)?,
-            };
-            if !becomes.as_ref().is_some_and(Node::is_directory) {
-                conflict(step.path.clone(), "has no directory to be in any more".to_owned());
-            }
+        if lacks_directory(tree, &by_path, step)? {
+            conflict(step.path.clone(), "has no directory to be in any more".to_owned());
         }
-        if step.clears() && step.from.as_ref().is_some_and(Node::is_directory) {
-            let goes = |name: &OsString| by_path.get(step.path.join(name).as_path()).is_some_and(|step| step.clears());
-            for name in tree.names(&step.path)?.iter().filter(|name| !goes(name)) {
-                conflict(step.path.join(name), "is new in a directory that is to go".to_owned());
-            }
+        for name in names_that_stay(tree, &by_path, step)? {
+            conflict(step.path.join(name), "is new in a directory that is to go".to_owned());
         }
     }
     Ok(found)
@@ -209,28 +199,41 @@ fn is_halfway(step: &Step, now: Option<&Node>) -> bool {
 /// A step that cannot be taken because of something that stays: a directory with somebody's file in it cannot go, and
 /// nothing can be put where there is no directory.
 fn find_impossible(tree: &Tree, back: &[Step]) -> io::Result<Option<(usize, Conflict)>> {
-    let by_path: BTreeMap<&Path, &Step> = back.iter().map(|step| (step.path.as_path(), step)).collect();
+    let by_path = ByPath::from_iter(back.iter().map(|step| (step.path.as_path(), step)));
     for (at, step) in back.iter().enumerate() {
-        if step.clears() && step.from.as_ref().is_some_and(Node::is_directory) {
-            let goes = |name: &OsString| by_path.get(step.path.join(name).as_path()).is_some_and(|step| step.clears());
-            if let Some(name) = tree.names(&step.path)?.iter().find(|name| !goes(name)) {
-                let why = format!("cannot go: {} is in it", shown(name.as_bytes()));
-                return Ok(Some((at, Conflict { path: step.path.clone(), why })));
-            }
-        }
-        let parent = step.path.parent().unwrap_or(Path::new(""));
-        if step.to.is_some() && !parent.as_os_str().is_empty() {
-            let becomes = match by_path.get(parent) {
-                Some(above) => above.to.clone(),
-                None => tree.node(parent, &mut 0)?,
-            };
-            if !becomes.as_ref().is_some_and(Node::is_directory) {
-                let why = "has no directory to be in any more".to_owned();
-                return Ok(Some((at, Conflict { path: step.path.clone(), why })));
-            }
-        }
+        let stays = names_that_stay(tree, &by_path, step)?;
+        let why = match stays.first() {
+            Some(name) => format!("cannot go: {} is in it", shown(name.as_bytes())),
+            None if lacks_directory(tree, &by_path, step)? => "has no directory to be in any more".to_owned(),
+            None => continue,
+        };
+        return Ok(Some((at, Conflict { path: step.path.clone(), why })));
     }
     Ok(None)
+}
+
+type ByPath<'s> = BTreeMap<&'s Path, &'s Step>;
+
+/// Whether there is and will be no directory for what a step makes.
+fn lacks_directory(tree: &Tree, by_path: &ByPath<'_>, step: &Step) -> io::Result<bool> {
+    let parent = step.path.parent().unwrap_or(Path::new(""));
+    if step.to.is_none() || parent.as_os_str().is_empty() {
+        return Ok(false);
+    }
+    let becomes = match by_path.get(parent) {
+        Some(above) => above.to.clone(),
+        None => tree.node(parent, &mut 0)?,
+    };
+    Ok(!becomes.as_ref().is_some_and(Node::is_directory))
+}
+
+/// What is in a directory that is to go, and does not go with it.
+fn names_that_stay(tree: &Tree, by_path: &ByPath<'_>, step: &Step) -> io::Result<Vec<OsString>> {
+    if !step.clears() || !step.from.as_ref().is_some_and(Node::is_directory) {
+        return Ok(Vec::new());
+    }
+    let goes = |name: &OsString| by_path.get(step.path.join(name).as_path()).is_some_and(|step| step.clears());
+    Ok(tree.names(&step.path)?.into_iter().filter(|name| !goes(name)).collect())
 }
 
 pub(crate) fn is_same(a: Option<&Node>, b: Option<&Node>) -> bool {
@@ -380,11 +383,12 @@ impl Transition<'_> {
                 continue;
             }
             let aside = format!("{ASIDE}{}", step.number);
-            let moved = rustix::fs::renameat_with(&directory, name, staging, &aside, RenameFlags::NOREPLACE);
+            let moved = rustix::fs::renameat(&directory, name, staging, &aside);
             moved.map_err(about(step, "moving aside"))?;
             begun.insert(step.number);
             if !is_same(at(staging, &aside)?.as_ref(), step.from.as_ref()) {
-                rustix::fs::renameat_with(staging, &aside, &directory, name, RenameFlags::NOREPLACE)?;
+                // Somebody's newest version: back to its place, or beside what is there by now.
+                rescue(self.tree, staging, &aside, &step.path)?;
                 begun.remove(&step.number);
                 return Err(saved_meanwhile(&step.path));
             }
@@ -507,10 +511,22 @@ pub(crate) fn settle(tree: &Tree, steps: &[Step], tag: &str) -> io::Result<Vec<C
 
 /// Moves a file from a directory into the tree: to its place if nothing is there, else beside it. Where it is now.
 fn rescue(tree: &Tree, from: BorrowedFd<'_>, name: &str, path: &Path) -> io::Result<PathBuf> {
-    for candidate in names_for(path) {
-        // Its directory may be gone, too: then the next one above will do.
+    let kept = link_at_first_free(tree, from, Path::new(name), names_for(path))?;
+    rustix::fs::unlinkat(from, name, AtFlags::empty())?;
+    Ok(kept)
+}
+
+/// Gives a file the first of these names that is free. A link takes nobody's place, on any filesystem.
+fn link_at_first_free(
+    tree: &Tree,
+    from: BorrowedFd<'_>,
+    name: &Path,
+    candidates: impl Iterator<Item = PathBuf>,
+) -> io::Result<PathBuf> {
+    for candidate in candidates {
+        // Its directory may be gone, too: then one at the top will do.
         let Ok((directory, place)) = tree.place(&candidate) else { continue };
-        match rustix::fs::renameat_with(from, name, &directory, place, RenameFlags::NOREPLACE) {
+        match rustix::fs::linkat(from, name, &directory, place, AtFlags::empty()) {
             Ok(()) => return Ok(candidate),
             Err(rustix::io::Errno::EXIST) => {}
             Err(errno) => return Err(errno.into()),
@@ -546,15 +562,12 @@ pub(crate) fn rescue_original(
     if matches!(before, Some(Node::File { sha256: Some(wanted), .. }) if digest(&file)? == *wanted) {
         return Ok(None);
     }
-    for candidate in names_for(path).skip(1) {
-        let Ok((directory, place)) = tree.place(&candidate) else { continue };
-        match rustix::fs::linkat(CWD, original, &directory, place, AtFlags::empty()) {
-            Ok(()) => return Ok(Some(candidate)),
-            Err(rustix::io::Errno::EXIST) => {}
-            Err(errno) => return Err(errno.into()),
-        }
+    // In its place it is kept already: it was never replaced.
+    let number = |file: &File| rustix::fs::fstat(file).map(|stat| (stat.st_dev, stat.st_ino));
+    if tree.file(path).is_ok_and(|now| number(&now).ok() == number(&file).ok()) {
+        return Ok(None);
     }
-    Ok(None)
+    link_at_first_free(tree, CWD, original, names_for(path).skip(1)).map(Some)
 }
 
 /// Says what failed.

@@ -4,7 +4,7 @@ use hotcell_base::text::shown;
 use hotcell_gate::pack::{Pack, Packs, State};
 use hotcell_gate::{Conflict, Diff, Home, Selection};
 use hotcell_sys::signals::EndSignals;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::cli::{ApplyArgs, UndoArgs};
 use crate::error::Failure;
@@ -15,8 +15,7 @@ pub(crate) fn apply(home: &Home, args: &ApplyArgs) -> Result<(), Failure> {
     let diff = Diff::of(home, &args.run)?;
     let selection =
         Selection { only: args.only.clone(), except: args.except.clone(), allow_control: args.allow_control.clone() };
-    // Half-way is no place to stop: what is asked for meanwhile comes after.
-    let _blocked = EndSignals::listen();
+    let _held_back = hold_signals_back()?;
     let applied = Packs::of(home).apply(&diff, &selection)?;
     for path in &applied.left_out {
         let path = shown(path.as_os_str().as_encoded_bytes());
@@ -24,7 +23,10 @@ pub(crate) fn apply(home: &Home, args: &ApplyArgs) -> Result<(), Failure> {
     }
     say_saved(&applied.saved);
     if args.json {
-        return screen::answer(format!("{:#}\n", json!({ "pack": applied.pack, "left_out": applied.left_out.len() })));
+        return screen::answer(format!(
+            "{:#}\n",
+            json!({ "pack": applied.pack, "left_out": applied.left_out.len(), "saved": as_json(&applied.saved) })
+        ));
     }
     let Some(pack) = applied.pack else {
         return screen::answer("nothing to apply\n");
@@ -45,15 +47,30 @@ pub(crate) fn undo(home: &Home, args: &UndoArgs) -> Result<(), Failure> {
         let pack = packs.forget(id)?;
         return screen::answer(format!("forgotten  {}: it cannot be undone any more\n", pack.pack_id));
     }
-    let _blocked = EndSignals::listen();
+    let _held_back = hold_signals_back()?;
     let (pack, saved) = packs.undo(id)?;
     say_saved(&saved);
     if args.json {
-        return screen::answer(format!("{:#}\n", json!({ "pack": pack })));
+        return screen::answer(format!("{:#}\n", json!({ "pack": pack, "saved": as_json(&saved) })));
     }
     let workspace = shown(pack.workspace.0.as_os_str().as_encoded_bytes());
     let n = screen::count(pack.entries.len(), "path");
     screen::answer(format!("undone   {}: {n} of {workspace} as before\n", pack.pack_id))
+}
+
+/// Half-way is no place to stop: what is asked for meanwhile comes after.
+fn hold_signals_back() -> Result<EndSignals, Failure> {
+    EndSignals::listen().map_err(|source| Failure::Io {
+        message: "cannot listen for signals".to_owned(),
+        hint: None,
+        source,
+    })
+}
+
+fn as_json(saved: &[Conflict]) -> Value {
+    let list =
+        saved.iter().map(|one| json!({ "path": shown(one.path.as_os_str().as_encoded_bytes()), "why": one.why }));
+    list.collect::<Vec<_>>().into()
 }
 
 /// Says what somebody wrote meanwhile.

@@ -126,6 +126,7 @@ impl Failure {
                 Failure::Pack(
                     PackError::Truncated(_)
                     | PackError::Control(_)
+                    | PackError::NotControl(_)
                     | PackError::Conflicts { .. }
                     | PackError::Busy(_)
                     | PackError::Stuck { .. }
@@ -176,6 +177,7 @@ fn pack_hint(error: &PackError) -> String {
                 "leave them out: hotcell apply RUN --except '{first}'; or, having read them: --allow-control '{first}'"
             )
         }
+        PackError::NotControl(_) => "see which ones there are: hotcell diff --stat on that run".to_owned(),
         PackError::Conflicts { .. } => "look at what moved, then run again on the tree as it is now".to_owned(),
         PackError::Busy(_) => "try again when it is over: hotcell ls".to_owned(),
         PackError::NotFound(_) => "the id is what hotcell apply printed; or give the run: hotcell ls".to_owned(),
@@ -187,7 +189,7 @@ fn pack_hint(error: &PackError) -> String {
         }
         PackError::Tree { .. } => "see what is there: ls -ld on that path".to_owned(),
         PackError::Failed { source, .. } if !is_about_storage(source) => {
-            "look at what the cause names, then try again".to_owned()
+            "see who works there, and try again: hotcell ls".to_owned()
         }
         PackError::Failed { .. } | PackError::Record(_) => {
             "look at the space and the rights there: df -h and ls -ld on that path".to_owned()

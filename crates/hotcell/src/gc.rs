@@ -12,8 +12,9 @@ use crate::screen;
 
 /// Says what crashes left, and clears it away if told to.
 pub(crate) fn gc(home: &Home, args: &GcArgs) -> Result<u8, Failure> {
-    let found = gc::survey(home);
-    let cleared = if args.yes { gc::clear(home) } else { Cleared::default() };
+    let temporary = std::env::temp_dir();
+    let found = gc::survey(home, &temporary);
+    let cleared = if args.yes { gc::clear(home, &temporary) } else { Cleared::default() };
     let text = if args.json { as_json(&found, args.yes, &cleared) } else { as_text(&found, args.yes, &cleared) };
     screen::answer(&text)?;
     say(&cleared);

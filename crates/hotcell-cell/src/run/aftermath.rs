@@ -12,7 +12,7 @@ use rustix::fs::{AtFlags, FileType};
 use super::supervisor::LiveCell;
 use super::{Observer, RunError, platform};
 use crate::changes::{self, Changes, Marks};
-use crate::control::{Control, Found, is_placeholder};
+use crate::control::{Control, Findings, Found, is_placeholder};
 use crate::launch;
 use crate::plan::{GuardedTree, Identity, Mode, Plan};
 use crate::report::ControlAttempt;
@@ -45,7 +45,7 @@ pub(super) fn control_attempts(plan: &Plan, cell: &LiveCell<'_>, changes: Option
     let in_copy = changes.iter().flat_map(|changes| &changes.list).filter(|change| change.control);
     attempts.extend(in_copy.map(|change| ControlAttempt { path: workspace.join(&change.path), blocked: true }));
     let mut number = 0;
-    for tree in plan.guarded.iter().filter(|tree| !tree.decoys.is_empty()) {
+    for tree in plan.guarded.iter().filter(|tree| tree.in_place) {
         for (path, _) in &tree.decoys {
             if decoy_was_used(cell, number) {
                 attempts.push(ControlAttempt { path: tree.target.join(path), blocked: true });
@@ -75,7 +75,9 @@ fn changed_in_place(tree: &GuardedTree) -> Vec<ControlAttempt> {
             paths.push(decoy.clone());
         }
     }
-    let findings = tree.control.find(&tree.source).unwrap_or_default();
+    // One that cannot be looked at any more is as doubtful as one that is too large.
+    let nothing_known = Findings { truncated: true, ..Findings::default() };
+    let findings = tree.control.find(&tree.source).unwrap_or(nothing_known);
     let is_known = |found: &Found| {
         let is = |guarded: &Found| guarded.path == found.path && guarded.identity == found.identity;
         tree.existing.iter().any(is) || paths.contains(&found.path)

@@ -32,7 +32,7 @@ impl Placeholders {
     pub(super) fn make(plan: &Plan) -> io::Result<Placeholders> {
         let mut placeholders = Placeholders::default();
         if plan.asks_for(Wall::Root) {
-            for tree in plan.guarded.iter().filter(|tree| !tree.decoys.is_empty()) {
+            for tree in plan.guarded.iter().filter(|tree| tree.in_place) {
                 placeholders.add(tree)?;
             }
         }
