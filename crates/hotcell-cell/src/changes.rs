@@ -99,19 +99,23 @@ pub(crate) struct Context<'a> {
     pub(crate) since: (i64, i64),
 }
 
-/// Lists what `upper` changes in the host's directory `lower`.
+/// Lists what `upper` changes in the host's directory `lower`. If that was removed meanwhile, all that is in `upper` is
+/// listed as new, and the list is known to be incomplete.
 pub(crate) fn list(upper: BorrowedFd<'_>, lower: &Path, context: &Context<'_>) -> io::Result<(Changes, Layer)> {
     let upper = rustix::fs::openat(upper, ".", DIRECTORY, Mode::empty())?;
     let layer = Layer { tree: Tree::of(upper.try_clone()?) };
-    let lower = rustix::fs::open(lower, DIRECTORY, Mode::empty())?;
+    let lower = match rustix::fs::open(lower, DIRECTORY, Mode::empty()) {
+        Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => None,
+        opened => Some(opened?),
+    };
     let mut walk = Walk {
         context,
-        changes: Changes::default(),
+        changes: Changes { truncated: lower.is_none(), ..Changes::default() },
         budgets: [HASHED_BYTES_MAX; 2],
         unchanged_links: BTreeMap::new(),
         path_bytes: 0,
     };
-    let mut levels = vec![Level::new(&mut walk, upper, Some(lower), PathBuf::new(), false)?];
+    let mut levels = vec![Level::new(&mut walk, upper, lower, PathBuf::new(), false)?];
     while let Some(level) = levels.last_mut() {
         let Some(name) = level.names.pop() else {
             levels.pop();

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 
 use hotcell_cell::tree;
 
+use crate::plain;
+
 /// A directory of contents.
 #[derive(Clone, Debug)]
 pub(crate) struct Blobs {
@@ -50,7 +52,7 @@ impl Blobs {
         if sha256.len() != 64 || !sha256.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return Err(io::Error::other("not a digest"));
         }
-        File::open(self.directory.join(sha256))
+        plain::open(&self.directory.join(sha256))
     }
 
     /// Reads contents whole, up to a length.

@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::blobs::Blobs;
 use crate::home::Home;
+use crate::plain;
 use crate::record::{RecordError, Runs, replace};
 
 /// A file of the host's up to this size is kept as it was, so that the difference can be shown line by line for ever.
@@ -122,7 +123,8 @@ pub(crate) fn keep(
 fn keep_in(directory: &Path, run: &RunId, workspace: &Workspace, changes: &Changes, layer: &Layer) -> io::Result<()> {
     let blobs = Blobs::of(directory.join("blobs"));
     blobs.make()?;
-    let host = Tree::open(&workspace.path)?;
+    // Removed while the run went on, it has no old contents to show.
+    let host = Tree::open(&workspace.path).ok();
     let mut old_bytes = OLD_BYTES_MAX;
     for change in &changes.list {
         if let Some(Node::File { sha256: Some(sha256), .. }) = &change.after {
@@ -130,7 +132,7 @@ fn keep_in(directory: &Path, run: &RunId, workspace: &Workspace, changes: &Chang
         }
         if let Some(Node::File { sha256: Some(sha256), size, .. }) = &change.before
             && *size <= SHOWN_BYTES_MAX.min(old_bytes)
-            && let Ok(file) = host.file(&change.path)
+            && let Some(Ok(file)) = host.as_ref().map(|host| host.file(&change.path))
         {
             // The host's own may have moved on: then the old contents cannot be shown, and nothing is lost by that.
             if blobs.keep(&file, sha256).is_ok() {
@@ -172,7 +174,7 @@ impl Diff {
         }
         let directory = runs.directory(&run).join("diff");
         let path = directory.join("manifest.json");
-        let text = match fs::read(&path) {
+        let text = match plain::read(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let why = if record.outcome.is_none() { "it is not over" } else { "it did not get to its end" };
                 return Err(DiffError::NotKept { run, why });

@@ -4,6 +4,7 @@
 //! names: a cgroup, a record without an end, places for decoys, a change that was stopped half-way. Each is known to
 //! be ours by a record of ours, and to be nobody's any more by the pid, start time and boot of the hotcell that made it.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -61,6 +62,8 @@ pub struct Cleared {
     pub unknown: Vec<RunId>,
     /// Changes that were stopped half-way.
     pub packs: Vec<Recovered>,
+    /// Directories that are not there any more. If they were moved, a cell's placeholders went with them.
+    pub astray: Vec<PathBuf>,
     /// What could not be cleared away, and why.
     pub failed: Vec<(Leftover, io::Error)>,
 }
@@ -162,6 +165,8 @@ fn clear_one(home: &Home, leftover: &Leftover, cleared: &mut Cleared) -> io::Res
             if !placeholders::remove(&places).is_empty() {
                 return Err(io::Error::other("another cell still uses its decoys"));
             }
+            let parents: BTreeSet<&Path> = places.iter().filter_map(|place| place.parent()).collect();
+            cleared.astray.extend(parents.into_iter().filter(|parent| !parent.exists()).map(Path::to_owned));
             end_unknown(home, &cell.run_id, cleared)?;
             for draft in drafts(&Runs::of(home).directory(&cell.run_id)) {
                 clear_one(home, &draft, cleared)?;

@@ -5,6 +5,8 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use crate::plain;
+
 /// An opened home.
 #[derive(Clone, Debug)]
 pub struct Home {
@@ -67,13 +69,13 @@ impl Home {
     pub fn discover(path: &Path, known: Option<&Path>) -> Result<Home, HomeError> {
         let unreadable = |source| HomeError::Make { path: path.to_owned(), source };
         let is_empty = fs::read_dir(path).map_err(unreadable)?.next().is_none();
-        let list = known.map(|known| fs::read_to_string(known).unwrap_or_default()).unwrap_or_default();
+        let text = |path: &Path| plain::read(path).map(|text| String::from_utf8_lossy(&text).into_owned());
+        let list = known.map(|known| text(known).unwrap_or_default()).unwrap_or_default();
         let path = fs::canonicalize(path).map_err(unreadable)?;
         // A word only the two of them share: a directory can be made again under the same name, and even be given the
         // same number.
-        let is_file = |path: &Path| fs::symlink_metadata(path).is_ok_and(|file| file.is_file() && file.len() < 100);
         let token = path.join("token");
-        let word = if is_file(&token) { fs::read_to_string(&token).unwrap_or_default() } else { String::new() };
+        let word = text(&token).unwrap_or_default();
         let is_known = word.len() >= 16 && list.lines().any(|line| line == format!("{word} {}", path.display()));
         let Some(known) = known.filter(|_| is_known || is_empty) else {
             return Err(HomeError::Unknown { path });

@@ -15,6 +15,7 @@ pub mod home;
 pub mod live;
 mod lock;
 pub mod pack;
+pub mod plain;
 mod queue;
 pub mod record;
 pub mod select;

@@ -4,6 +4,7 @@
 //! be somebody else's by now.
 
 use std::fs;
+use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -12,6 +13,7 @@ use hotcell_base::{ExactPath, RunId};
 use serde::{Deserialize, Serialize};
 
 use crate::home::Home;
+use crate::plain;
 use crate::record::{RecordError, replace};
 
 /// A process, named so that another can never be taken for it.
@@ -106,8 +108,10 @@ impl LiveCell {
 
     /// Reads a record of a living cell; nothing but a regular file of a sane size is one.
     pub(crate) fn read(path: &std::path::Path) -> Option<LiveCell> {
-        let is_record = fs::symlink_metadata(path).is_ok_and(|file| file.is_file() && file.len() < 1 << 20);
-        if is_record { serde_json::from_slice(&fs::read(path).ok()?).ok() } else { None }
+        let file = plain::open(path).ok()?;
+        let mut text = Vec::new();
+        file.take(1 << 20).read_to_end(&mut text).ok()?;
+        serde_json::from_slice(&text).ok()
     }
 
     pub(crate) fn forget(home: &Home, id: &RunId) {

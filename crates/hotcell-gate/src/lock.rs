@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use rustix::fs::FlockOperation;
 
 use crate::home::Home;
+use crate::plain;
 
 /// Held while it lives.
 pub(crate) struct HomeLock {
@@ -24,8 +25,9 @@ impl HomeLock {
     /// Takes the lock; none if another hotcell has it.
     pub(crate) fn take(home: &Home) -> io::Result<Option<HomeLock>> {
         let path = home.path().join("lock");
-        let mut file =
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let mut file = plain::open_with(&mut options, &path)?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
             taken => taken?,
@@ -43,6 +45,6 @@ impl HomeLock {
 
     /// Whether it is still the lock that everybody else sees.
     pub(crate) fn holds(&self) -> bool {
-        std::fs::read_to_string(&self.path).is_ok_and(|text| text.trim().parse() == Ok(self.fence))
+        plain::read(&self.path).is_ok_and(|text| String::from_utf8_lossy(&text).trim().parse() == Ok(self.fence))
     }
 }

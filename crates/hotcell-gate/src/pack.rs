@@ -29,6 +29,7 @@ use crate::blobs::{digest, sync_all};
 use crate::diff::{Diff, Entry};
 use crate::home::Home;
 use crate::live::ProcessName;
+use crate::plain;
 use crate::record::{RecordError, Runs, replace_durably};
 use crate::select::{Selection, select};
 use crate::transition::{self, Conflict, Contents, Step, Stopped, Transition};
@@ -120,7 +121,7 @@ pub struct Applied {
 #[derive(Debug, thiserror::Error)]
 pub enum PackError {
     /// Not everything that changed is known.
-    #[error("run {0} changed more than is listed, so that it cannot be applied as a whole")]
+    #[error("not all that {0} changed is known, so that it cannot be applied as a whole")]
     Truncated(RunId),
     /// Control files among the changes.
     #[error("{} of the changes are to control files", .0.len())]
@@ -284,7 +285,7 @@ impl Packs {
 
     fn read(&self, id: &PackId) -> Result<Pack, PackError> {
         let path = self.place(id).join("manifest.json");
-        let text = fs::read(&path).map_err(|source| RecordError::Read { path: path.clone(), source })?;
+        let text = plain::read(&path).map_err(|source| RecordError::Read { path: path.clone(), source })?;
         Ok(serde_json::from_slice(&text).map_err(|source| RecordError::Damaged { path, source })?)
     }
 
@@ -448,7 +449,7 @@ impl Packs {
         if self.place(id).join("manifest.json").exists() {
             return false;
         }
-        let mark = fs::read(self.unfinished().join(id.as_str())).unwrap_or_default();
+        let mark = plain::read(&self.unfinished().join(id.as_str())).unwrap_or_default();
         serde_json::from_slice::<ProcessName>(&mark).is_ok_and(|holder| !holder.is_alive())
     }
 
@@ -513,10 +514,10 @@ impl Packs {
             return Err(io::Error::other("no original was kept"));
         };
         let is_wanted = |file: &File| digest(file).is_ok_and(|found| found == *wanted);
-        if File::open(&path).is_ok_and(|file| is_wanted(&file)) {
+        if plain::open(&path).is_ok_and(|file| is_wanted(&file)) {
             return Ok(Contents::Same(path));
         }
-        let copy = File::open(transition::copy_of(&path))?;
+        let copy = plain::open(&transition::copy_of(&path))?;
         if is_wanted(&copy) {
             Ok(Contents::Copy(copy))
         } else {

@@ -20,6 +20,7 @@ use std::time::Duration;
 use hotcell_cell::RemoteEnd;
 
 use crate::home::Home;
+use crate::plain;
 
 /// Building walls is work for a processor; twice as many as there are keep all of them busy.
 const LANES_A_PROCESSOR: u64 = 2;
@@ -54,7 +55,7 @@ impl Turn {
         let (turn, ticket) = Turn::draw(&directory)?;
         let Some(before) = ticket.checked_sub(n_lanes) else { return Ok(turn) };
         let before = directory.join(before.to_string());
-        let file = match File::open(&before) {
+        let file = match plain::open(&before) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(turn),
             opened => opened?,
         };
@@ -68,20 +69,16 @@ impl Turn {
 
     /// Takes the next number and locks its file, both at once.
     fn draw(directory: &std::path::Path) -> io::Result<(Turn, u64)> {
-        let mut next = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(directory.join("next"))?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).mode(0o600);
+        let mut next = plain::open_with(options.truncate(false), &directory.join("next"))?;
         next.lock()?;
         let mut text = String::new();
         next.read_to_string(&mut text)?;
         let ticket = text.trim().parse::<u64>().unwrap_or(0);
         let path = directory.join(ticket.to_string());
         // One of this number is from before a loss of the counter; nobody waits for it in earnest.
-        let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path)?;
+        let file = plain::open_with(options.truncate(true), &path)?;
         file.try_lock().map_err(io::Error::from)?;
         next.seek(SeekFrom::Start(0))?;
         write!(next, "{:<20}", ticket + 1)?;

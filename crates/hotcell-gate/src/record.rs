@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::home::Home;
 use crate::live::ProcessName;
+use crate::plain;
 
 /// So many changes are in the record; the diff has all of them.
 pub const CHANGES_RECORDED_MAX: usize = 10_000;
@@ -323,7 +324,7 @@ impl Runs {
 
     pub(crate) fn read(&self, id: &RunId) -> Result<Record, RecordError> {
         let path = self.directory(id).join("meta.json");
-        let text = fs::read(&path).map_err(|source| RecordError::Read { path: path.clone(), source })?;
+        let text = plain::read(&path).map_err(|source| RecordError::Read { path: path.clone(), source })?;
         serde_json::from_slice(&text).map_err(|source| RecordError::Damaged { path, source })
     }
 

@@ -24,6 +24,7 @@ use hotcell_cell::tree::{self, Node, Tree};
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Uid};
 
 use crate::blobs::{copy_sparse, digest};
+use crate::plain;
 
 /// What a staging directory's name begins with.
 pub(crate) const STAGING: &str = ".hotcell-";
@@ -411,6 +412,9 @@ impl Transition<'_> {
                     set_attributes(&File::from(self.tree.directory(&step.path)?), &step.attributes);
                 }
                 Some(Node::File { mode, .. }) if !step.replaces() => {
+                    if !is_same(look(self.tree, &step.path)?.as_ref(), step.from.as_ref()) {
+                        return Err(saved_meanwhile(&step.path));
+                    }
                     begun.insert(step.number);
                     let set = set_mode(directory.as_fd(), name, FileType::RegularFile, *mode);
                     set.map_err(about(step, "setting the mode of"))?;
@@ -558,7 +562,7 @@ pub(crate) fn rescue_original(
     path: &Path,
     before: Option<&Node>,
 ) -> io::Result<Option<PathBuf>> {
-    let Ok(file) = File::open(original) else { return Ok(None) };
+    let Ok(file) = plain::open(original) else { return Ok(None) };
     if matches!(before, Some(Node::File { sha256: Some(wanted), .. }) if digest(&file)? == *wanted) {
         return Ok(None);
     }

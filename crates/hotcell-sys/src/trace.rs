@@ -1,8 +1,8 @@
 //! Crashes and races on demand: runs a program up to its nth system call, and kills it there or does something else
 //! while it stands still.
 //!
-//! For tests of what a crash leaves behind and of what others do meanwhile. Nothing is built into the program under test: the kernel stops its first
-//! thread at every call it makes, and one of them is its last.
+//! For tests of what a crash leaves behind and of what others do meanwhile. Nothing is built into the program under
+//! test: the kernel stops its first thread at every call it makes, and one of them is its last.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -25,36 +25,30 @@ pub enum Ending {
     },
 }
 
+/// What becomes of a program that stands before a call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Then {
+    /// It makes the call.
+    GoOn,
+    /// It is killed, before the kernel carries the call out.
+    Kill,
+}
+
 /// Starts a program, lets it begin `n` system calls, and kills it before the kernel carries the last one out.
 pub fn kill_at_call(command: &mut Command, n: u64) -> io::Result<Ending> {
-    stop_at_call(command, n, || false)
+    at_calls(command, |call| if call == n { Then::Kill } else { Then::GoOn })
 }
 
-/// Starts a program and, when it is about to make its `n`th system call, does something; then lets it go on to its end.
-/// Whether it got that far, and its wait status.
-pub fn at_call(command: &mut Command, n: u64, action: impl FnOnce()) -> io::Result<(bool, i32)> {
-    let mut action = Some(action);
-    let ending = stop_at_call(command, n, || {
-        if let Some(action) = action.take() {
-            action();
-        }
-        true
-    })?;
-    match ending {
-        Ending::Ended { status } => Ok((action.is_none(), status)),
-        Ending::Killed { .. } => unreachable!("nothing is killed here"),
-    }
-}
-
-/// Stops at the `n`th call; it goes on if `go_on` says so.
-fn stop_at_call(command: &mut Command, n: u64, go_on: impl FnMut() -> bool) -> io::Result<Ending> {
+/// Starts a program and asks before each of its calls, counted from one, what is to become of it. Whatever is done
+/// meanwhile, it stands still.
+pub fn at_calls(command: &mut Command, then: impl FnMut(u64) -> Then) -> io::Result<Ending> {
     // SAFETY: between fork and exec only one call is made, which allocates nothing and takes no lock.
     unsafe {
         command.pre_exec(|| ptrace(libc::PTRACE_TRACEME, 0, 0));
     }
     let child: Child = command.spawn()?;
     let pid = c_int::try_from(child.id()).expect("a pid is an int");
-    let traced = follow(pid, n, go_on);
+    let traced = follow(pid, then);
     if traced.is_err() {
         // SAFETY: a child of ours that nobody has waited for.
         unsafe { libc::kill(pid, libc::SIGKILL) };
@@ -64,7 +58,7 @@ fn stop_at_call(command: &mut Command, n: u64, go_on: impl FnMut() -> bool) -> i
     traced
 }
 
-fn follow(pid: c_int, n: u64, mut go_on: impl FnMut() -> bool) -> io::Result<Ending> {
+fn follow(pid: c_int, mut then: impl FnMut(u64) -> Then) -> io::Result<Ending> {
     // Stopped by its own exec.
     wait(pid)?;
     let options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_EXITKILL;
@@ -85,7 +79,7 @@ fn follow(pid: c_int, n: u64, mut go_on: impl FnMut() -> bool) -> io::Result<End
         }
         if entering {
             n_calls += 1;
-            if n_calls == n && !go_on() {
+            if then(n_calls) == Then::Kill {
                 let call = call_number(pid)?;
                 // SAFETY: a child of ours that nobody has waited for.
                 unsafe { libc::kill(pid, libc::SIGKILL) };
@@ -137,8 +131,12 @@ mod tests {
         let kill = |n| kill_at_call(&mut Command::new("/bin/true"), n).expect("traced");
         assert!(matches!(kill(1), Ending::Killed { call } if call >= 0));
         assert_eq!(kill(1_000_000), Ending::Ended { status: 0 });
-        let mut was_there = false;
-        assert_eq!(at_call(&mut Command::new("/bin/true"), 5, || was_there = true).expect("traced"), (true, 0));
-        assert!(was_there);
+        let mut n_calls = 0;
+        let count = |n| {
+            n_calls = n;
+            Then::GoOn
+        };
+        assert_eq!(at_calls(&mut Command::new("/bin/true"), count).expect("traced"), Ending::Ended { status: 0 });
+        assert!(n_calls > 5);
     }
 }

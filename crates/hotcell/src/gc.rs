@@ -70,6 +70,13 @@ fn say(cleared: &Cleared) {
     for pack in &cleared.packs {
         say_pack(pack);
     }
+    for directory in &cleared.astray {
+        screen::note(&format!(
+            "hotcell: {} is not there any more; if it was moved, a killed cell's empty .git and the like went with it, \
+             until the next `hotcell run --mode rw` there",
+            shown(directory.as_os_str().as_encoded_bytes())
+        ));
+    }
     for (leftover, error) in &cleared.failed {
         let (what, which) = leftover.describe();
         screen::note(&format!("hotcell: {what} {}: cannot be cleared away yet", shown(which)));

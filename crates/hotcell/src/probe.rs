@@ -45,7 +45,7 @@ pub(crate) fn probe(args: &ProbeArgs) -> Result<u8, Failure> {
         "signal" => texts.iter().map(|pid| tried(pid, attempt::kill(pid.parse().unwrap_or(i32::MAX), 0))).collect(),
         "tcp" => texts.iter().map(|address| tried(address, tcp(address))).collect(),
         "udp" => texts.iter().map(|address| tried(address, udp(address))).collect(),
-        "socket" => texts.iter().map(|kind| tried(kind, socket(kind))).collect(),
+        "socket" => texts.iter().map(|text| tried_socket(text, attempt::socket)).collect(),
         "env" => args.args.iter().map(|name| tried(name, present(std::env::var_os(name).is_some()))).collect(),
         "caps" => status_sets(&texts),
         "fds" => descriptors(),
@@ -53,7 +53,7 @@ pub(crate) fn probe(args: &ProbeArgs) -> Result<u8, Failure> {
         "open" => args.args.iter().map(|path| tried(path, fs::File::open(path))).collect(),
         "resolve" => texts.iter().map(|address| tried(address, resolve(address))).collect(),
         "unix" => args.args.iter().map(|name| tried(name, unix(name))).collect(),
-        "socketpair" => texts.iter().map(|kind| tried(kind, socket_pair(kind))).collect(),
+        "socketpair" => texts.iter().map(|text| tried_socket(text, attempt::socketpair)).collect(),
         "namespace" => texts.iter().map(|text| tried(text, present(is_namespace(text)))).collect(),
         "parent" => vec![tried("a parent outside", present(parent() > 1))],
         "session" => vec![tried("a session of somebody else's", present(attempt::session() == 0))],
@@ -159,12 +159,13 @@ fn udp(text: &str) -> io::Result<()> {
     UdpSocket::bind(from)?.send_to(b"x", to).map(drop)
 }
 
-/// `family,type,protocol`, as numbers.
-fn socket(text: &str) -> io::Result<i64> {
-    let numbers: Vec<i32> = text.split(',').filter_map(|number| number.parse().ok()).collect();
+/// A socket by `name=family,type,protocol`.
+fn tried_socket(text: &str, make: fn(i32, i32, i32) -> io::Result<i64>) -> Value {
+    let (name, numbers) = text.split_once('=').unwrap_or(("", text));
+    let numbers: Vec<i32> = numbers.split(',').filter_map(|number| number.parse().ok()).collect();
     match numbers[..] {
-        [family, kind, protocol] => attempt::socket(family, kind, protocol),
-        _ => Err(Errno::INVAL.into()),
+        [family, kind, protocol] => tried(name, make(family, kind, protocol)),
+        _ => tried::<i64>(text, Err(Errno::INVAL.into())),
     }
 }
 
@@ -236,14 +237,6 @@ fn unix(name: &OsStr) -> io::Result<()> {
         None => SocketAddr::from_pathname(name)?,
     };
     UnixStream::connect_addr(&address).map(drop)
-}
-
-fn socket_pair(text: &str) -> io::Result<i64> {
-    let numbers: Vec<i32> = text.split(',').filter_map(|number| number.parse().ok()).collect();
-    match numbers[..] {
-        [family, kind, protocol] => attempt::socketpair(family, kind, protocol),
-        _ => Err(Errno::INVAL.into()),
-    }
 }
 
 /// Every way to change what is at a path but opening it.

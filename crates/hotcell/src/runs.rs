@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use hotcell_base::Bytes;
 use hotcell_base::text::shown;
 use hotcell_gate::live::LiveCell;
-use hotcell_gate::{Home, Record, Runs};
+use hotcell_gate::{Home, Record, Runs, plain};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::cli::{LogsArgs, LsArgs, RmArgs, ShowArgs, StopArgs};
@@ -136,7 +136,7 @@ pub(crate) fn logs(home: &Home, args: &LogsArgs) -> Result<(), Failure> {
             return Ok(None);
         }
         let path = directory.join(name);
-        File::open(&path).map(Some).map_err(|source| Failure::Io {
+        plain::open(&path).map(Some).map_err(|source| Failure::Io {
             message: format!("cannot read `{}`", path.display()),
             hint: Some(format!("see what is there: ls -l '{}'", directory.display())),
             source,

@@ -243,9 +243,16 @@ impl Tries {
         (!failed.is_empty()).then(|| format!("failed without the wall too: {}", failed.join(", ")))
     }
 
+    /// Calls this kernel does not have, which nobody can try here.
+    pub(super) fn unknown(&self) -> Option<String> {
+        let unknown: Vec<&str> =
+            self.0.iter().filter(|(.., errno)| UNKNOWN.contains(errno)).map(|(name, ..)| name.as_str()).collect();
+        (!unknown.is_empty()).then(|| format!("not tried, this kernel has none: {}", unknown.join(", ")))
+    }
+
     /// What was refused although nothing stood in its way. Calls this kernel does not have are passed over, unless it
     /// has none of them.
-    pub(super) fn refused_without(self) -> Option<String> {
+    pub(super) fn refused_without(&self) -> Option<String> {
         let known: Vec<_> = self.0.iter().filter(|(.., errno)| !UNKNOWN.contains(errno)).collect();
         if known.is_empty() {
             return Some("this kernel has none of these calls".to_owned());

@@ -24,15 +24,21 @@ pub(super) fn attempts() -> Vec<Attempt> {
             "D1.family",
             "sockets of other families",
             "socket",
-            |_| words(&["16,3,0", "38,5,0", "40,1,0", "31,3,0"]),
+            |_| words(&["netlink=16,3,0", "alg=38,5,0", "vsock=40,1,0", "bluetooth=31,3,0"]),
             "socket families",
         ),
-        rule("D1.pairs", "pairs of sockets of other families", "socketpair", |_| words(&["2,1,0"]), "socket pairs"),
+        rule(
+            "D1.pairs",
+            "pairs of sockets of other families",
+            "socketpair",
+            |_| words(&["inet=2,1,0"]),
+            "socket pairs",
+        ),
         probe(
             "D1.raw",
             "raw and packet sockets",
             "socket",
-            |_| words(&["2,3,1", "17,3,0", "10,3,58"]),
+            |_| words(&["raw=2,3,1", "packet=17,3,0", "raw6=10,3,58"]),
             &[Wall::Seccomp],
         )
         .open(&[Wall::Id, Wall::Caps, Wall::Groups])

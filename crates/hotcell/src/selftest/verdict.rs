@@ -4,12 +4,14 @@ use std::ffi::OsString;
 
 use hotcell_cell::{Builder, Wall};
 
-use super::bench::{Bench, Tries};
+use super::bench::Bench;
 
 /// How an attempt went.
 pub(super) enum Verdict {
     /// Refused in a whole cell, and not without the wall.
     Held,
+    /// So were all parts of it that this kernel has; the others are named.
+    HeldButFor(String),
     /// It got through.
     Escaped(String),
     /// It was refused without the wall too, or could not be made: it proves nothing.
@@ -21,7 +23,7 @@ pub(super) enum Verdict {
 impl Verdict {
     pub(super) fn name(&self) -> &'static str {
         match self {
-            Verdict::Held => "held",
+            Verdict::Held | Verdict::HeldButFor(_) => "held",
             Verdict::Escaped(_) => "ESCAPED",
             Verdict::Void(_) => "VOID",
             Verdict::Skipped(_) => "skipped",
@@ -31,7 +33,10 @@ impl Verdict {
     pub(super) fn reason(&self) -> Option<&str> {
         match self {
             Verdict::Held => None,
-            Verdict::Escaped(reason) | Verdict::Void(reason) | Verdict::Skipped(reason) => Some(reason),
+            Verdict::HeldButFor(reason)
+            | Verdict::Escaped(reason)
+            | Verdict::Void(reason)
+            | Verdict::Skipped(reason) => Some(reason),
         }
     }
 
@@ -211,10 +216,14 @@ impl Probe {
             return Verdict::Escaped(through);
         }
         let control = self.missing.of((self.shape)(bench, open(bench.bare())));
-        match bench.tries(control, self.kind, &args).map(Tries::refused_without) {
-            Err(why) => Verdict::Void(format!("without the wall: {why}")),
-            Ok(Some(refused)) => Verdict::Void(refused),
-            Ok(None) => Verdict::Held,
+        let control = match bench.tries(control, self.kind, &args) {
+            Ok(tries) => tries,
+            Err(why) => return Verdict::Void(format!("without the wall: {why}")),
+        };
+        match (control.refused_without(), control.unknown()) {
+            (Some(refused), _) => Verdict::Void(refused),
+            (None, Some(unknown)) => Verdict::HeldButFor(unknown),
+            (None, None) => Verdict::Held,
         }
     }
 }

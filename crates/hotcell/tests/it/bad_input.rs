@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::process::Stdio;
 
 use crate::support::*;
 
@@ -266,6 +267,53 @@ fn a_home_that_somebody_else_put_there_is_not_used() {
         let output = run();
         assert!(output.status.success(), "VOID: {}", text(&output.stderr));
     }
+    // Made again by somebody, with all that was in it but the word that only the two of them share.
+    std::fs::remove_file(planted.join("token")).unwrap();
+    assert_eq!(run().status.code(), Some(125));
+    // Nor is the place for a cell's decoy a home.
+    std::fs::remove_dir_all(&planted).unwrap();
+    let work = bench.path("project");
+    let mut child = bench
+        .hotcell(["run", "-q", "--stdin", "-", "-w", work.to_str().unwrap(), "--mode", "rw", "--", "cat"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    eventually("its decoys are there", || planted.exists());
+    let output = run();
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success() && output.status.success(), "{}", text(&output.stderr));
+    assert!(!planted.exists(), "the place for a decoy was used as a home");
+}
+
+#[test]
+fn pipes_and_links_in_a_home_keep_nobody_waiting() {
+    let bench = Bench::new();
+    assert!(bench.output(["run", "-q", "--", "true"]).status.success());
+    let run = std::fs::read_dir(bench.path("home/runs")).unwrap().flatten().next().unwrap().path();
+    let pack = bench.dir("home/rollback/apply-20261115-100000-aaaaaa");
+    let fifos = [
+        run.join("meta.json"),
+        bench.path("home/cells/run-20261115-100000-aaaaaa.json"),
+        bench.path("home/rollback/unfinished/apply-20261115-100000-aaaaaa"),
+        pack.join("manifest.json"),
+        bench.path("home/lock"),
+        bench.path("home/queue/next"),
+    ];
+    for path in &fifos {
+        // Some are there already.
+        let _replaced = std::fs::remove_file(path);
+        rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    }
+    // None of these may wait for a writer; what they answer is another matter.
+    for args in [&["ls"][..], &["gc"], &["gc", "--yes"], &["undo", "--list"], &["run", "--", "true"]] {
+        let mut child =
+            bench.hotcell(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        eventually("it ends", || child.try_wait().unwrap().is_some());
+    }
+    let output = bench.output(["run", "--", "true"]);
+    assert_eq!(output.status.code(), Some(125));
+    says(&text(&output.stderr), &["it is not a plain file"]);
 }
 
 #[test]

@@ -366,9 +366,53 @@ fn control_files_that_do_not_exist_cannot_be_made_and_the_attempt_is_reported() 
     assert!(said.contains(".git") && said.contains("--allow-control"), "{said}");
     assert_eq!(std::fs::read_dir(&project.work).unwrap().count(), 1);
     project.ok(&["apply", run, "--except", ".git", "--except", ".envrc", "--except", "deep"]);
-    // The control: named, they are applied.
-    project.ok(&["apply", run, "--allow-control", ".git", "--only", ".git"]);
-    assert_eq!(project.read(".git/hooks/post-checkout"), "evil\n", "VOID");
+    let said = project.refused(&["apply", run, "--allow-control", "src"], 3);
+    assert!(said.contains("`src` is no control file"), "{said}");
+    // The control: named, in whatever way, they are applied.
+    for named in [".git", "./.git/", &format!("{work}/.git"), ".git/hooks/../hooks"] {
+        let applied = project.bench.output(["apply", run, "--allow-control", named, "--only", ".git/hooks/*"]);
+        let is_whole = !named.contains("hooks");
+        assert_eq!(applied.status.success(), is_whole, "{named}: {}", text(&applied.stderr));
+        if is_whole {
+            assert_eq!(project.read(".git/hooks/post-checkout"), "evil\n", "VOID");
+            project.ok(&["undo", run]);
+        }
+    }
+}
+
+#[test]
+fn a_directory_that_cannot_be_listed_is_not_written_to_in_place() {
+    if is_root() {
+        return skip("root lists every directory");
+    }
+    let project = Project::new();
+    project.file("sub/.git/config", "host's\n");
+    let work = project.work.to_str().unwrap();
+    let run = || project.bench.output(["run", "-w", work, "--mode", "rw", "--", "true"]);
+    assert!(run().status.success(), "VOID");
+    std::fs::set_permissions(project.work.join("sub"), std::fs::Permissions::from_mode(0o311)).unwrap();
+    let refused = run();
+    assert_eq!(refused.status.code(), Some(125));
+    assert!(text(&refused.stderr).contains("directories that cannot be listed"), "{}", text(&refused.stderr));
+}
+
+#[test]
+fn a_run_whose_workspace_is_removed_keeps_its_end_and_what_it_wrote() {
+    let project = Project::new();
+    project.file("a", "a\n");
+    let work = project.work.to_str().unwrap();
+    let script = "echo up; read x; echo new > n; exit 3";
+    let args = ["run", "-q", "--name", "r", "--stdin", "-", "-w", work, "--", "sh", "-c", script];
+    let mut command = project.bench.hotcell(args);
+    let mut child = command.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut up = [0u8; 3];
+    std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut up).unwrap();
+    std::fs::remove_dir_all(&project.work).unwrap();
+    drop(child.stdin.take());
+    assert_eq!(child.wait().unwrap().code(), Some(3));
+    assert!(project.ok(&["diff", "r"]).contains("+new"));
+    let said = project.refused(&["apply", "r"], 3);
+    assert!(said.contains("not all that run-"), "{said}");
 }
 
 #[test]

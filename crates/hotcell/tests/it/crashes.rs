@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use hotcell_sys::trace::{Ending, at_call, kill_at_call};
+use hotcell_sys::trace::{Ending, Then, at_calls, kill_at_call};
 use serde_json::Value;
 
 use crate::support::*;
@@ -290,55 +290,179 @@ fn hotcells_of_one_home_do_not_disturb_each_other() {
     assert!(leftovers(&bench, &bench.path("")).is_empty());
 }
 
+/// Files that a run changed, removed and made, in a directory where somebody saves them meanwhile.
+struct Edited<'a> {
+    bench: &'a Bench,
+    work: PathBuf,
+    /// Whether the command under test takes the changes back.
+    undoing: bool,
+}
+
+const EDITED: [&str; 3] = ["mod", "del", "added"];
+
+impl<'a> Edited<'a> {
+    fn new(bench: &'a Bench, work: PathBuf, undoing: bool) -> Edited<'a> {
+        let edited = Edited { bench, work, undoing };
+        edited.put_old();
+        let (work, script) = (edited.work.to_str().unwrap(), "echo new > mod; rm del; echo new > added");
+        let run = bench.output(["run", "-q", "--name", "r", "-w", work, "--", "sh", "-c", script]);
+        assert!(run.status.success(), "{}", text(&run.stderr));
+        edited
+    }
+
+    /// As it was before the run.
+    fn put_old(&self) {
+        for entry in std::fs::read_dir(&self.work).unwrap().flatten() {
+            std::fs::remove_file(entry.path()).unwrap();
+        }
+        for name in ["mod", "del"] {
+            std::fs::write(self.work.join(name), "old\n").unwrap();
+        }
+    }
+
+    /// As it must be before the command under test. What is stuck is the saver's to decide.
+    fn reset(&self) {
+        for pack in std::fs::read_dir(self.bench.path("home/rollback")).into_iter().flatten().flatten() {
+            if pack.file_name() != "unfinished" {
+                self.bench.output(["undo", "--forget", pack.file_name().to_str().unwrap()]);
+            }
+        }
+        self.put_old();
+        if self.undoing {
+            assert!(self.bench.output(["apply", "r"]).status.success());
+        }
+    }
+
+    /// As editors do it: written beside it, and renamed into place.
+    fn save(&self, contents: &str) {
+        for name in EDITED {
+            std::fs::write(self.work.join(".saved"), contents).unwrap();
+            std::fs::rename(self.work.join(".saved"), self.work.join(name)).unwrap();
+        }
+    }
+
+    /// Files that hold this in their place; or anywhere, under their own name or one made of it.
+    fn with(&self, contents: &str, anywhere: bool) -> Vec<&'static str> {
+        let is_kept = |name: &&str| {
+            let files = std::fs::read_dir(&self.work).unwrap().flatten().map(|entry| entry.path());
+            let is_it = |path: &PathBuf| {
+                let found = path.file_name().unwrap().to_str().unwrap().to_owned();
+                found == **name || (anywhere && found.starts_with(&format!("{name}.hotcell-saved-")))
+            };
+            files.filter(is_it).any(|path| std::fs::read_to_string(path).unwrap() == contents)
+        };
+        EDITED.into_iter().filter(is_kept).collect()
+    }
+
+    /// Runs the command under test; at its nth call something is saved, and `gap` calls later again, or it is killed.
+    /// Whether it got to the nth call.
+    fn round(&self, n: u64, gap: u64, kill: bool) -> (bool, Ending) {
+        let mut command = self.bench.hotcell([if self.undoing { "undo" } else { "apply" }, "r"]);
+        let (mut was_there, mut is_over, mut replaced) = (false, false, Vec::new());
+        let mut save_again = || {
+            // What is in its place now is replaced by its own editor, not by us.
+            replaced = self.with("first\n", false);
+            self.save("second\n");
+        };
+        let ending = at_calls(command.stdout(Stdio::null()).stderr(Stdio::null()), |call| {
+            if call == n {
+                was_there = true;
+                self.save("first\n");
+            } else if call == n + gap && kill {
+                return Then::Kill;
+            } else if call == n + gap {
+                is_over = true;
+                save_again();
+            }
+            Then::GoOn
+        })
+        .unwrap();
+        // After a crash, and before anybody cleared up.
+        let is_killed = matches!(ending, Ending::Killed { .. });
+        if is_killed && n % 2 == 0 {
+            is_over = true;
+            save_again();
+        }
+        let left = leftovers(self.bench, &self.work);
+        assert!(left.is_empty() || ending != (Ending::Ended { status: 0 }), "call {n}: {left:?}");
+        gc(self.bench);
+        let left = leftovers(self.bench, &self.work);
+        assert!(left.is_empty(), "call {n} + {gap}, {ending:?}: {left:?}");
+        if was_there {
+            let check = |name: &str, is_kept: bool| {
+                let here: Vec<_> = std::fs::read_dir(&self.work).unwrap().flatten().map(|entry| entry.path()).collect();
+                assert!(is_kept, "call {n} + {gap}, {ending:?}: `{name}` was lost: {here:?}");
+            };
+            let (first, second) = (self.with("first\n", true), self.with("second\n", true));
+            for name in EDITED {
+                check(name, first.contains(&name) || replaced.contains(&name));
+                check(name, second.contains(&name) || !is_over);
+            }
+            // Saved once and not disturbed by anything else, it is where it was saved.
+            if !is_over && !is_killed {
+                assert_eq!(self.with("first\n", false), EDITED, "call {n}");
+            }
+        }
+        (was_there, ending)
+    }
+
+    fn all_rounds(&self, kill: bool) {
+        let (mut n_done, mut n_refused, mut n_killed) = (0, 0, 0);
+        // In the short form, each gap at other calls.
+        let gaps = [1, 2, 3, 5, 8, 13, 21, 34, 1_000_000];
+        'calls: for (round, n) in (1..).step_by(usize::try_from(stride(3)).unwrap()).enumerate() {
+            let soak = std::env::var_os("HOTCELL_SOAK").is_some();
+            for gap in gaps.iter().copied().skip(if soak { 0 } else { round % gaps.len() }).take(gaps.len()) {
+                self.reset();
+                match self.round(n, gap, kill) {
+                    (false, _) => break 'calls,
+                    (true, Ending::Killed { .. }) => n_killed += 1,
+                    (true, Ending::Ended { status: 0 }) => n_done += 1,
+                    (true, Ending::Ended { .. }) => n_refused += 1,
+                }
+                if !soak {
+                    break;
+                }
+            }
+        }
+        let counted = format!("{n_done} times done, {n_refused} refused, {n_killed} killed");
+        assert!(n_done > 3 && n_refused > 3 && (!kill || n_killed > 10), "VOID: {counted}");
+    }
+}
+
+/// A directory on another filesystem than the home's, where there is one.
+fn elsewhere() -> tempfile::TempDir {
+    let place = tempfile::Builder::new().prefix("hotcell-test-").tempdir_in("/dev/shm");
+    place.unwrap_or_else(|_| {
+        skip("another filesystem than that of temporary files");
+        tempfile::tempdir().unwrap()
+    })
+}
+
 #[test]
 fn what_somebody_saves_during_an_apply_is_never_lost() {
     let bench = Bench::new();
-    let work = bench.dir("work");
-    for name in ["mod", "del"] {
-        bench.file(&format!("work/{name}"), "old\n");
-    }
-    let work_name = work.to_str().unwrap();
-    let script = "echo new > mod; rm del; echo new > added";
-    assert!(bench.output(["run", "-q", "--name", "r", "-w", work_name, "--", "sh", "-c", script]).status.success());
-    let (mut n_refused, mut n_applied) = (0, 0);
-    for n in (1..).step_by(usize::try_from(stride(3)).unwrap()) {
-        // As editors do it: written beside it, and renamed into place.
-        let save = || {
-            for name in ["mod", "del", "added"] {
-                std::fs::write(work.join(".saved"), "precious\n").unwrap();
-                std::fs::rename(work.join(".saved"), work.join(name)).unwrap();
-            }
-        };
-        let mut command = bench.hotcell(["apply", "r"]);
-        let (was_there, status) = at_call(command.stdout(Stdio::null()).stderr(Stdio::null()), n, save).unwrap();
-        if !was_there {
-            assert_eq!(status, 0);
-            break;
-        }
-        if status == 0 {
-            n_applied += 1
-        } else {
-            n_refused += 1
-        }
-        for name in ["mod", "del", "added"] {
-            let found = std::fs::read_to_string(work.join(name)).unwrap_or_default();
-            assert_eq!(found, "precious\n", "call {n}, status {status}: `{name}` was lost");
-        }
-        let left: Vec<PathBuf> = leftovers(&bench, &work);
-        assert!(left.is_empty() || status != 0, "call {n}: {left:?}");
-        gc(&bench);
-        // As it was, for the next round: what is stuck is the saver's to decide.
-        for pack in std::fs::read_dir(bench.path("home/rollback")).unwrap().flatten() {
-            if pack.file_name() != "unfinished" {
-                bench.output(["undo", "--forget", pack.file_name().to_str().unwrap()]);
-            }
-        }
-        for name in ["mod", "del"] {
-            bench.file(&format!("work/{name}"), "old\n");
-        }
-        std::fs::remove_file(work.join("added")).unwrap();
-    }
-    assert!(n_refused > 10 && n_applied > 10, "VOID: refused {n_refused} times, applied {n_applied} times");
+    Edited::new(&bench, bench.dir("work"), false).all_rounds(false);
+}
+
+#[test]
+fn what_somebody_saves_during_an_undo_is_never_lost() {
+    let bench = Bench::new();
+    let work = elsewhere();
+    Edited::new(&bench, work.path().to_owned(), true).all_rounds(false);
+}
+
+#[test]
+fn what_somebody_saves_around_the_crash_of_an_apply_is_never_lost() {
+    let bench = Bench::new();
+    let work = elsewhere();
+    Edited::new(&bench, work.path().to_owned(), false).all_rounds(true);
+}
+
+#[test]
+fn what_somebody_saves_around_the_crash_of_an_undo_is_never_lost() {
+    let bench = Bench::new();
+    Edited::new(&bench, bench.dir("work"), true).all_rounds(true);
 }
 
 #[test]
