@@ -1,6 +1,7 @@
 //! Text that is safe to show: whatever a guest puts into a name, a terminal sees letters only.
 
 use std::fmt::Write;
+use std::path::Path;
 
 /// Shows bytes a guest chose: control characters, invisible and direction-changing characters and
 /// invalid UTF-8 become escapes, everything else stays as it is. Never two names shown alike.
@@ -11,6 +12,11 @@ pub fn shown(bytes: impl AsRef<[u8]>) -> String {
         '\t' => Some("\\t"),
         _ => None,
     })
+}
+
+/// Shows a path, as [`shown`].
+pub fn shown_path(path: impl AsRef<Path>) -> String {
+    shown(path.as_ref().as_os_str().as_encoded_bytes())
 }
 
 /// Shows a line of text a guest wrote: as [`shown`], but backslashes and tabs, which text is full of, stay.

@@ -18,6 +18,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use hotcell_base::text::shown_path;
 use serde::Serialize;
 
 use crate::limits::Limits;
@@ -126,7 +127,7 @@ pub enum NoGroup {
     #[error("the {0} controller is not mounted here")]
     NoController(&'static str),
     /// The tree does not let us.
-    #[error("cannot {what} `{}`", path.display())]
+    #[error("cannot {what} `{}`", shown_path(path))]
     Refused {
         /// What was tried.
         what: &'static str,

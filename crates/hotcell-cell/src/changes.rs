@@ -164,8 +164,10 @@ impl Walk<'_> {
     fn push(&mut self, path: PathBuf, kind: Kind, before: Option<(Node, &Stat)>, after: Option<Found>) {
         self.path_bytes += path.as_os_str().len();
         let moved = before.as_ref().is_some_and(|(_, stat)| changed_at(stat) > self.context.since);
-        let control = self.context.control.guards(&path);
         let after = after.unwrap_or_default();
+        let is_directory = after.node.as_ref().is_some_and(Node::is_directory);
+        let control = self.context.control;
+        let control = control.guards(&path) || !is_directory && control.leads_through(&path);
         let before = before.map(|(node, _)| node);
         let Found { node, stripped, hard_link } = after;
         let link_to = None;
@@ -365,9 +367,11 @@ fn open_own(layer: &OwnedFd, name: &OsStr) -> io::Result<OwnedFd> {
 /// Opens a file or directory the cell made. The cell's user is ours here: it may take its own read permission away,
 /// and we give it back.
 fn readable(layer: &OwnedFd, name: &OsStr, stat: &Stat) -> io::Result<File> {
+    // A directory that can be listed and not entered tells no more than names.
+    let can_enter = FileType::from_raw_mode(stat.st_mode) != FileType::Directory || stat.st_mode & 0o100 != 0;
     match readable_as_it_is(layer, name) {
-        Some(file) => Ok(file),
-        None => {
+        Some(file) if can_enter => Ok(file),
+        _ => {
             let mode = Mode::from_raw_mode(stat.st_mode & 0o777 | 0o700);
             rustix::fs::chmodat(layer, name, mode, AtFlags::empty())?;
             readable_as_it_is(layer, name).ok_or_else(|| io::Error::other("it cannot be opened"))

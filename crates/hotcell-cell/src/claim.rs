@@ -6,18 +6,19 @@
 //! ```
 //!
 //! A claim is a locked file in a place of this user's that no cell sees; it goes with its process. Locks on the
-//! directories themselves would be within a guest's reach. Another user's hotcells have claims of their own.
+//! directories themselves would be within a guest's reach. A directory is known by its number and those above it by
+//! theirs, so that it stays the same wherever it is moved or mounted. Another user's hotcells have claims of their own.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use hotcell_base::exact::{hex, unhex};
-use std::ffi::OsString;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use rustix::fs::{Mode, OFlags};
+
+use crate::view::FileId;
 
 /// How a directory is used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,11 +32,9 @@ pub enum Use {
 /// Held while it lives.
 #[derive(Debug)]
 pub struct Claim {
-    place: PathBuf,
-    path: PathBuf,
-    file: PathBuf,
-    // Locked: closing it lets go.
-    _lock: File,
+    directory: FileId,
+    /// One in each place; locked, and closing them lets go.
+    files: Vec<(PathBuf, File)>,
 }
 
 /// Whoever is at it may be done in a moment.
@@ -43,15 +42,15 @@ const WAIT: Duration = Duration::from_secs(2);
 
 impl Claim {
     /// Claims a directory; an error of kind `WouldBlock` if somebody else has it, or one above or below it.
-    pub fn take(path: &Path, how: Use) -> io::Result<Claim> {
-        let path = fs::canonicalize(path)?;
+    pub fn take(directory: BorrowedFd<'_>, how: Use) -> io::Result<Claim> {
+        let lineage = lineage(directory)?;
         let give_up = Instant::now() + WAIT;
         loop {
-            let (place, turn) = turn()?;
-            if !others(&place)?.iter().any(|other| other.excludes(&path, how)) {
-                return Claim::write(place, path, how);
+            let turns = turns()?;
+            if !others(&turns)?.iter().any(|other| other.excludes(&lineage, how)) {
+                return Claim::write(&turns, &lineage, how);
             }
-            drop(turn);
+            drop(turns);
             if Instant::now() > give_up {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
@@ -59,78 +58,125 @@ impl Claim {
         }
     }
 
-    fn write(place: PathBuf, path: PathBuf, how: Use) -> io::Result<Claim> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let file = place.join(format!("{}-{number}", std::process::id()));
-        let mut lock = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&file)?;
-        lock.try_lock().map_err(io::Error::from)?;
-        let word = match how {
-            Use::Shared => "shared",
-            Use::Alone => "alone",
-        };
-        write!(lock, "{word} {}", hex(path.as_os_str().as_bytes()))?;
-        Ok(Claim { place, path, file, _lock: lock })
+    fn write(turns: &[Turn], lineage: &[FileId], how: Use) -> io::Result<Claim> {
+        let mut claim = Claim { directory: lineage[0], files: Vec::new() };
+        let numbers: Vec<String> = lineage.iter().map(|(dev, ino)| format!("{dev}:{ino}")).collect();
+        let text = format!("{} {}\n", how.word(), numbers.join(" "));
+        for turn in turns {
+            let mut random = [0u8; 8];
+            rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
+            let path = turn.place.join(format!("{:016x}", u64::from_ne_bytes(random)));
+            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+            file.try_lock().map_err(io::Error::from)?;
+            let written = file.write_all(text.as_bytes());
+            // Listed before it can fail: dropping the claim removes it.
+            claim.files.push((path, file));
+            written?;
+        }
+        Ok(claim)
     }
 
     /// Gives the claim back, and does something first if nobody else has one on the very same directory.
     pub(crate) fn last_one_out(self, work: impl FnOnce()) {
-        // Without a turn nobody can say who is the last: then the work is left to the next one.
-        if let Ok((_, _turn)) = turn() {
-            let others = others(&self.place).unwrap_or_default();
-            if !others.iter().any(|other| other.path == self.path && other.file != self.file) {
-                work();
-            }
+        // Where nobody can say who is the last, the work is left to the next one: what it removes may be somebody's wall.
+        let Ok(turns) = turns() else { return };
+        let Ok(others) = others(&turns) else { return };
+        let is_ours = |other: &Other| self.files.iter().any(|(path, _)| *path == other.file);
+        if !others.iter().any(|other| other.lineage[0] == self.directory && !is_ours(other)) {
+            work();
         }
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // One that stays is unlocked, and the next to look removes it.
-        let _harmless = fs::remove_file(&self.file);
+        for (path, _) in &self.files {
+            // One that stays is unlocked, and the next to look removes it.
+            let _harmless = fs::remove_file(path);
+        }
         tidy();
     }
 }
 
-/// Takes the place of claims away if there are none; whoever comes meanwhile finds out and makes it again.
+impl Use {
+    fn word(self) -> &'static str {
+        match self {
+            Use::Shared => "shared",
+            Use::Alone => "alone",
+        }
+    }
+}
+
+/// Takes the places of claims away if there are none; whoever comes meanwhile finds out and makes them again.
 pub fn tidy() {
-    if let Ok((place, _turn)) = turn()
-        && others(&place).is_ok_and(|others| others.is_empty())
-    {
-        let _harmless = fs::remove_file(place.join(TURN)).and_then(|()| fs::remove_dir(&place));
+    for turn in turns().unwrap_or_default() {
+        if others(std::slice::from_ref(&turn)).is_ok_and(|others| others.is_empty()) {
+            let _harmless = fs::remove_file(turn.place.join(TURN)).and_then(|()| fs::remove_dir(&turn.place));
+        }
+    }
+}
+
+/// A directory and all above it, by their numbers.
+fn lineage(directory: BorrowedFd<'_>) -> io::Result<Vec<FileId>> {
+    let number = |directory: BorrowedFd<'_>| rustix::fs::fstat(directory).map(|stat| (stat.st_dev, stat.st_ino));
+    let mut lineage = vec![number(directory)?];
+    let mut at = directory.try_clone_to_owned()?;
+    loop {
+        // Not to be read: it may be closed to us.
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        at = rustix::fs::openat(&at, "..", flags, Mode::empty())?;
+        let above = number(at.as_fd())?;
+        if lineage.last() == Some(&above) {
+            return Ok(lineage);
+        }
+        lineage.push(above);
     }
 }
 
 /// A claim somebody has.
 struct Other {
     file: PathBuf,
-    path: PathBuf,
+    lineage: Vec<FileId>,
     how: Use,
 }
 
 impl Other {
-    fn excludes(&self, path: &Path, how: Use) -> bool {
-        let is_related = self.path.starts_with(path) || path.starts_with(&self.path);
+    fn parse(file: PathBuf, text: &str) -> Option<Other> {
+        let (word, numbers) = text.trim_end().split_once(' ')?;
+        let how = [Use::Shared, Use::Alone].into_iter().find(|how| how.word() == word)?;
+        let number = |text: &str| {
+            let (dev, ino) = text.split_once(':')?;
+            Some((dev.parse().ok()?, ino.parse().ok()?))
+        };
+        Some(Other { file, lineage: numbers.split(' ').map(number).collect::<Option<_>>()?, how })
+    }
+
+    fn excludes(&self, lineage: &[FileId], how: Use) -> bool {
+        let is_related = self.lineage.contains(&lineage[0]) || lineage.contains(&self.lineage[0]);
         is_related && (how == Use::Alone || self.how == Use::Alone)
     }
 }
 
-/// The claims of this user's that are held; what a crash left is removed.
-fn others(place: &Path) -> io::Result<Vec<Other>> {
+/// The claims of this user's that are held; what a crash left is removed. One that cannot be read may be anybody's.
+fn others(turns: &[Turn]) -> io::Result<Vec<Other>> {
     let mut others = Vec::new();
-    for entry in fs::read_dir(place)?.flatten().filter(|entry| entry.file_name() != TURN) {
-        let Ok(file) = File::open(entry.path()) else { continue };
-        if file.try_lock_shared().is_ok() {
-            let _gone_either_way = fs::remove_file(entry.path());
-            continue;
-        }
-        let text = fs::read_to_string(entry.path()).unwrap_or_default();
-        if let Some((word, path)) = text.split_once(' ')
-            && let Some(path) = unhex(path)
-        {
-            let how = if word == "alone" { Use::Alone } else { Use::Shared };
-            others.push(Other { file: entry.path(), path: OsString::from_vec(path).into(), how });
+    for turn in turns {
+        for entry in fs::read_dir(&turn.place)? {
+            let entry = entry?;
+            if entry.file_name() == TURN {
+                continue;
+            }
+            let file = match File::open(entry.path()) {
+                // Given back just now.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                opened => opened?,
+            };
+            if file.try_lock_shared().is_ok() {
+                let _gone_either_way = fs::remove_file(entry.path());
+                continue;
+            }
+            let unreadable = || io::Error::other(format!("the claim `{}` cannot be read", entry.path().display()));
+            others.push(Other::parse(entry.path(), &io::read_to_string(&file)?).ok_or_else(unreadable)?);
         }
     }
     Ok(others)
@@ -138,39 +184,75 @@ fn others(place: &Path) -> io::Result<Vec<Other>> {
 
 const TURN: &str = "turn";
 
-/// The right to look at all claims and make one, and where they are.
-fn turn() -> io::Result<(PathBuf, File)> {
-    loop {
-        let place = place()?;
-        let path = place.join(TURN);
-        let file = match OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path) {
-            // Taken away by the last one in this very moment.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            opened => opened?,
-        };
-        file.lock()?;
-        let (ours, now) = (file.metadata()?, fs::metadata(&path));
-        if now.is_ok_and(|now| (now.dev(), now.ino()) == (ours.dev(), ours.ino())) {
-            return Ok((place, file));
+/// The right to look at all claims of a place and to make one.
+struct Turn {
+    place: PathBuf,
+    // Locked: closing it lets go.
+    _file: File,
+}
+
+/// A turn in every place, always in the same order.
+fn turns() -> io::Result<Vec<Turn>> {
+    let (mut turns, mut refusal) = (Vec::new(), None);
+    for place in places() {
+        match Turn::take(place) {
+            Ok(turn) => turns.push(turn),
+            Err(error) => refusal = Some(error),
+        }
+    }
+    match refusal {
+        // A place that somebody else sits in: those who have another one still meet there.
+        Some(error) if turns.is_empty() => Err(error),
+        _ => Ok(turns),
+    }
+}
+
+impl Turn {
+    fn take(place: PathBuf) -> io::Result<Turn> {
+        loop {
+            make(&place)?;
+            let path = place.join(TURN);
+            let file = match OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path) {
+                // Taken away by the last one in this very moment.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                opened => opened?,
+            };
+            file.lock()?;
+            let (ours, now) = (file.metadata()?, fs::metadata(&path));
+            if now.is_ok_and(|now| (now.dev(), now.ino()) == (ours.dev(), ours.ino())) {
+                return Ok(Turn { place, _file: file });
+            }
         }
     }
 }
 
-/// A directory of this user's own, the same for all of this user's hotcells: they must all choose alike.
-fn place() -> io::Result<PathBuf> {
+/// Where claims are. A user has a runtime directory in some sessions and not in others; all of them have `/tmp`.
+fn places() -> Vec<PathBuf> {
     let us = rustix::process::geteuid().as_raw();
-    let runtime = PathBuf::from(if us == 0 { "/run".to_owned() } else { format!("/run/user/{us}") });
-    let is_own = |path: &Path| fs::symlink_metadata(path).is_ok_and(|file| file.is_dir() && file.uid() == us);
-    let path = if is_own(&runtime) { runtime.join("hotcell") } else { format!("/tmp/hotcell-claims-{us}").into() };
+    if us == 0 && is_own(Path::new("/run")) {
+        return vec!["/run/hotcell".into()];
+    }
+    let runtime = PathBuf::from(format!("/run/user/{us}"));
+    let runtime = is_own(&runtime).then(|| runtime.join("hotcell"));
+    runtime.into_iter().chain([format!("/tmp/hotcell-claims-{us}").into()]).collect()
+}
+
+fn is_own(path: &Path) -> bool {
+    let us = rustix::process::geteuid().as_raw();
+    fs::symlink_metadata(path).is_ok_and(|file| file.is_dir() && file.uid() == us)
+}
+
+/// Makes a directory of this user's own.
+fn make(path: &Path) -> io::Result<()> {
     for _ in 0..PLACE_TRIES {
-        match DirBuilder::new().mode(0o700).create(&path) {
+        match DirBuilder::new().mode(0o700).create(path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
-        if is_own(&path) && fs::metadata(&path).is_ok_and(|file| file.mode() & 0o077 == 0) {
-            return Ok(path);
+        if is_own(path) && fs::metadata(path).is_ok_and(|file| file.mode() & 0o077 == 0) {
+            return Ok(());
         }
-        if fs::symlink_metadata(&path).is_ok_and(|file| !file.is_dir() || file.uid() != us) {
+        if fs::symlink_metadata(path).is_ok() && !is_own(path) {
             break;
         }
         // Taken away by the last one in this very moment.
@@ -185,25 +267,44 @@ const PLACE_TRIES: u32 = 1000;
 mod tests {
     use super::*;
 
+    fn take(path: &Path, how: Use) -> io::Result<Claim> {
+        Claim::take(File::open(path).expect("a directory").as_fd(), how)
+    }
+
     #[test]
     fn alone_means_here_above_and_below() {
         let tree = tempfile::tempdir().expect("a directory");
         let (above, below) = (tree.path().to_owned(), tree.path().join("a/b"));
         fs::create_dir_all(&below).expect("made");
-        let shared = Claim::take(&above, Use::Shared).expect("nobody is there");
-        let second = Claim::take(&below, Use::Shared).expect("sharing is fine");
+        let shared = take(&above, Use::Shared).expect("nobody is there");
+        let second = take(&below, Use::Shared).expect("sharing is fine");
         for path in [&above, &below] {
-            assert_eq!(Claim::take(path, Use::Alone).expect_err("somebody is there").kind(), io::ErrorKind::WouldBlock);
+            assert_eq!(take(path, Use::Alone).expect_err("somebody is there").kind(), io::ErrorKind::WouldBlock);
         }
         drop(second);
         let mut was_last = false;
         shared.last_one_out(|| was_last = true);
         assert!(was_last);
-        let alone = Claim::take(&below, Use::Alone).expect("nobody is there any more");
-        assert!(Claim::take(&above, Use::Shared).is_err());
+        let alone = take(&below, Use::Alone).expect("nobody is there any more");
+        assert!(take(&above, Use::Shared).is_err());
         let elsewhere = tempfile::tempdir().expect("a directory");
-        assert!(Claim::take(elsewhere.path(), Use::Alone).is_ok());
+        assert!(take(elsewhere.path(), Use::Alone).is_ok());
         drop(alone);
-        assert!(Claim::take(&above, Use::Shared).is_ok());
+        assert!(take(&above, Use::Shared).is_ok());
+    }
+
+    #[test]
+    fn a_directory_is_the_same_wherever_it_is_moved() {
+        let tree = tempfile::tempdir().expect("a directory");
+        let (before, after) = (tree.path().join("before"), tree.path().join("after"));
+        fs::create_dir(&before).expect("made");
+        let first = take(&before, Use::Shared).expect("nobody is there");
+        fs::rename(&before, &after).expect("moved");
+        assert!(take(&after, Use::Alone).is_err(), "it is still in use");
+        let second = take(&after, Use::Shared).expect("sharing is fine");
+        first.last_one_out(|| panic!("another one is in there"));
+        let mut was_last = false;
+        second.last_one_out(|| was_last = true);
+        assert!(was_last);
     }
 }

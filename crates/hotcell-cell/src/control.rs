@@ -8,6 +8,8 @@
 //! rw           read-only                  at the top, a decoy in its place: writes land in scratch and are reported
 //! ```
 //!
+//! A control file that is a link makes all that it leads through and to, inside the tree, control files as well.
+//!
 //! Whoever means it names the path: `--allow-control .git`. Then git works inside, and the decoys of files are such
 //! that it passes over them: they cannot be opened, and nothing is reported.
 
@@ -38,6 +40,9 @@ pub const DIRECTORIES: &[&str] = &[
     ".claude",
     ".codex",
     ".cursor",
+    ".windsurf",
+    ".continue",
+    ".kiro",
     ".gemini",
     ".agents",
     ".hotcell",
@@ -49,26 +54,52 @@ pub const FILES: &[&str] = &[
     ".gitconfig",
     ".pre-commit-config.yaml",
     ".mcp.json",
+    ".cursorrules",
+    ".windsurfrules",
+    ".clinerules",
+    ".aider.conf.yml",
     ".envrc",
     ".profile",
     ".bashrc",
+    ".bash_aliases",
     ".bash_profile",
     ".bash_login",
     ".bash_logout",
+    ".cshrc",
+    ".tcshrc",
+    ".login",
+    ".logout",
+    ".kshrc",
+    ".mkshrc",
     ".zshenv",
     ".zshrc",
     ".zprofile",
     ".zlogin",
     ".zlogout",
     ".vimrc",
+    ".nvimrc",
     ".exrc",
     ".emacs",
     ".dir-locals.el",
 ];
 
 /// Of the files, those that are obeyed in any directory. The others are read from a home directory alone.
-const OBEYED_ANYWHERE: &[&str] =
-    &[".gitmodules", ".pre-commit-config.yaml", ".mcp.json", ".envrc", ".exrc", ".dir-locals.el"];
+const OBEYED_ANYWHERE: &[&str] = &[
+    ".gitmodules",
+    ".pre-commit-config.yaml",
+    ".mcp.json",
+    ".cursorrules",
+    ".windsurfrules",
+    ".clinerules",
+    ".aider.conf.yml",
+    ".envrc",
+    ".nvimrc",
+    ".exrc",
+    ".dir-locals.el",
+];
+
+/// What is obeyed below `.config`.
+const IN_CONFIG: &[&str] = &["fish", "git", "nvim", "autostart", "systemd"];
 
 /// So many directories are looked into for control files.
 pub const DIRECTORIES_SEEN_MAX: usize = 100_000;
@@ -80,6 +111,8 @@ pub const GUARDED_MAX: usize = 256;
 pub struct Control {
     /// Relative to the tree.
     allowed: Vec<PathBuf>,
+    /// What control files that are links lead through and to.
+    linked: Vec<PathBuf>,
 }
 
 /// A control file that was found.
@@ -98,6 +131,8 @@ pub(crate) struct Findings {
     pub(crate) list: Vec<Found>,
     /// Whether the tree was too large to find them all.
     pub(crate) truncated: bool,
+    /// Directories that could not be listed: one can be entered by whoever knows the names in it.
+    pub(crate) closed: Vec<PathBuf>,
 }
 
 /// What stands in place of a control file that does not exist.
@@ -114,12 +149,36 @@ pub enum Decoy {
 impl Control {
     /// Guards all but these, which are relative to the tree.
     pub(crate) fn new(allowed: Vec<PathBuf>) -> Control {
-        Control { allowed }
+        Control { allowed, linked: Vec::new() }
+    }
+
+    /// Guards what these links, which were found, lead through and to; those of it that are there and no links.
+    pub(crate) fn follow_links(&mut self, root: &Path, findings: &Findings) -> Vec<Found> {
+        let mut targets = Vec::new();
+        for link in findings.list.iter().filter(|found| found.kind == FileType::Symlink) {
+            for path in led_through(root, &link.path).into_iter().filter(|path| !is_control(path)) {
+                let is_new = !self.linked.contains(&path);
+                if is_new && let Ok(file) = root.join(&path).symlink_metadata() {
+                    let kind = FileType::from_raw_mode(file.mode());
+                    if kind != FileType::Symlink {
+                        targets.push(Found { path: path.clone(), kind, identity: (file.dev(), file.ino()) });
+                    }
+                }
+                self.linked.push(path);
+            }
+        }
+        targets
     }
 
     /// Whether a path is, or is below, a control file that is not allowed to be touched.
     pub fn guards(&self, path: &Path) -> bool {
-        is_control(path) && !self.allowed.iter().any(|allowed| path.starts_with(allowed))
+        let is_linked = || self.linked.iter().any(|linked| path.starts_with(linked));
+        (is_control(path) || is_linked()) && !self.allowed.iter().any(|allowed| path.starts_with(allowed))
+    }
+
+    /// Whether a control file is reached through this path: a directory that, replaced, would lead it elsewhere.
+    pub(crate) fn leads_through(&self, path: &Path) -> bool {
+        self.linked.iter().any(|linked| linked.starts_with(path))
     }
 
     /// The guarded control files of a tree. Links are not followed.
@@ -136,9 +195,8 @@ impl Control {
             }
             let directory = match tree.directory(&at) {
                 Ok(directory) => directory,
-                // One that cannot be listed can be entered by whoever knows the names in it.
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                    findings.truncated = true;
+                    findings.closed.push(at);
                     continue;
                 }
                 // Gone meanwhile, or another mount, which is not shown.
@@ -150,7 +208,7 @@ impl Control {
                     continue;
                 }
                 let path = at.join(name);
-                if is_control_name(name) {
+                if is_control_in(at.file_name(), name) {
                     let Ok(Some(stat)) = tree::stat(directory.as_fd(), name) else { continue };
                     let is_place = at.as_os_str().is_empty() && is_placeholder(&root.join(&path));
                     if !self.guards(&path) || is_place {
@@ -201,17 +259,61 @@ pub(crate) fn is_placeholder(path: &Path) -> bool {
 
 /// Whether a path names a control file itself, and not something in it.
 pub(crate) fn is_control_file(path: &Path) -> bool {
-    path.file_name().is_some_and(is_control_name) && !path.parent().is_some_and(is_control)
+    is_control(path) && !path.parent().is_some_and(is_control)
 }
 
 /// Whether a path is, or is below, a control file.
-pub(crate) fn is_control(path: &Path) -> bool {
-    path.components().any(|part| matches!(part, Component::Normal(name) if is_control_name(name)))
+pub fn is_control(path: &Path) -> bool {
+    let mut above = None;
+    path.components().any(|part| {
+        let Component::Normal(name) = part else { return false };
+        is_control_in(above.replace(name), name)
+    })
 }
 
-fn is_control_name(name: &OsStr) -> bool {
+/// Whether a name is that of a control file, in a directory of this name.
+fn is_control_in(above: Option<&OsStr>, name: &OsStr) -> bool {
     // Some filesystems do not tell `.Git` from `.git`.
-    DIRECTORIES.iter().chain(FILES).any(|control| name.as_bytes().eq_ignore_ascii_case(control.as_bytes()))
+    let is = |control: &&str| name.as_bytes().eq_ignore_ascii_case(control.as_bytes());
+    let is_in_config = above.is_some_and(|above| above.as_bytes().eq_ignore_ascii_case(b".config"));
+    DIRECTORIES.iter().chain(FILES).any(&is) || is_in_config && IN_CONFIG.iter().any(is)
+}
+
+/// Every link that a path below a directory leads through, and where it ends, as long as that is below it.
+fn led_through(root: &Path, path: &Path) -> Vec<PathBuf> {
+    const LINKS_MAX: usize = 40;
+    let parts = |path: &Path| path.iter().map(OsStr::to_owned).collect::<VecDeque<_>>();
+    let (mut ahead, mut at, mut found) = (parts(path), PathBuf::new(), Vec::new());
+    while let Some(part) = ahead.pop_front() {
+        if part == "." {
+            continue;
+        }
+        if part == ".." {
+            if !at.pop() {
+                return found;
+            }
+            continue;
+        }
+        let here = at.join(&part);
+        let Ok(target) = std::fs::read_link(root.join(&here)) else {
+            at = here;
+            continue;
+        };
+        found.push(here);
+        let below =
+            if target.is_absolute() { target.strip_prefix(root).map(Path::to_owned) } else { Ok(target.clone()) };
+        let (Ok(below), true) = (below, found.len() < LINKS_MAX) else { return found };
+        if target.is_absolute() {
+            at = PathBuf::new();
+        }
+        let mut next = parts(&below);
+        next.append(&mut ahead);
+        ahead = next;
+    }
+    if !at.as_os_str().is_empty() {
+        found.push(at);
+    }
+    found
 }
 
 #[cfg(test)]
@@ -221,10 +323,12 @@ mod tests {
     #[test]
     fn a_control_file_is_known_by_any_part_of_its_path() {
         let control = Control::default();
-        for path in [".git", ".git/hooks/pre-commit", "sub/.vscode/tasks.json", ".GIT", "a/b/.bashrc"] {
+        for path in [".git", ".git/hooks/pre-commit", "sub/.vscode/tasks.json", ".GIT", "a/b/.bashrc", ".config/fish/a"]
+        {
             assert!(control.guards(Path::new(path)), "{path}");
         }
-        for path in ["git", "src/main.rs", ".gitignore", ".github/workflows/ci.yml", "bashrc"] {
+        for path in ["git", "src/main.rs", ".gitignore", ".github/workflows/ci.yml", "bashrc", ".config/app", "fish/a"]
+        {
             assert!(!control.guards(Path::new(path)), "{path}");
         }
     }
@@ -250,5 +354,27 @@ mod tests {
         let found = Control::default().find(tree.path()).expect("read");
         let paths: Vec<&Path> = found.list.iter().map(|one| one.path.as_path()).collect();
         assert_eq!(paths, [Path::new(".vscode"), Path::new("a/b/.git")]);
+    }
+
+    #[test]
+    fn what_a_control_file_leads_to_is_one_and_so_is_the_way() {
+        let tree = tempfile::tempdir().expect("a directory");
+        std::fs::create_dir_all(tree.path().join("meta/git/hooks")).expect("made");
+        let link = |target: &str, path: &str| {
+            std::os::unix::fs::symlink(target, tree.path().join(path)).expect("made");
+        };
+        link("way/git", ".git");
+        link("./meta", "way");
+        link("/etc/profile", ".profile");
+        link(".envrc", ".envrc");
+        let mut control = Control::default();
+        let findings = control.find(tree.path()).expect("read");
+        let targets = control.follow_links(tree.path(), &findings);
+        assert_eq!(targets.iter().map(|one| one.path.as_path()).collect::<Vec<_>>(), [Path::new("meta/git")]);
+        for path in ["way", "meta/git", "meta/git/hooks/x"] {
+            assert!(control.guards(Path::new(path)), "{path}");
+        }
+        assert!(!control.guards(Path::new("meta")) && control.leads_through(Path::new("meta")));
+        assert!(!control.guards(Path::new("meta/other")) && !control.leads_through(Path::new("other")));
     }
 }

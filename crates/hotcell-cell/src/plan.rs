@@ -489,12 +489,17 @@ impl Builder {
                     used.insert(path.clone());
                 }
             }
-            let control = Control::new(allowed);
+            let mut control = Control::new(allowed);
             let findings = control.find(source).map_err(unreadable)?;
+            if let (Mode::Rw, Some(closed)) = (mode, findings.closed.first()) {
+                let problem =
+                    "cannot be listed, so that control files in it cannot be guarded in place; use --mode cow";
+                return refuse(source.join(closed), problem);
+            }
             if mode == Mode::Rw && findings.truncated {
                 return refuse(
                     source.clone(),
-                    "is too large, or has too many control files or directories that cannot be listed, to guard them all in place; use --mode cow",
+                    "is too large, or has too many control files, to guard them all in place; use --mode cow",
                 );
             }
             let link = findings.list.iter().find(|found| mode == Mode::Rw && found.kind == FileType::Symlink);
@@ -502,9 +507,10 @@ impl Builder {
                 let problem = "is a symbolic link, which cannot be made read-only; name it with --allow-control, or use --mode cow";
                 return refuse(source.join(&found.path), problem);
             }
-            // In a copy, a link that is changed is a change of the copy, and is not applied.
-            let existing: Vec<Found> =
-                findings.list.into_iter().filter(|found| found.kind != FileType::Symlink).collect();
+            // In a copy, a link that is changed is a change of the copy, and is not applied; nor is what it leads to.
+            let led_to = control.follow_links(source, &findings);
+            let existing = findings.list.into_iter().filter(|found| found.kind != FileType::Symlink);
+            let existing: Vec<Found> = existing.chain(led_to).collect();
             let is_home = home.is_some_and(|home| fs::canonicalize(home).is_ok_and(|home| home == *source));
             let decoys = if mode == Mode::Rw { control.absent(source, is_home) } else { Vec::new() };
             guarded.push(GuardedTree {

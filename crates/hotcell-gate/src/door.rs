@@ -16,7 +16,7 @@ use jiff::Timestamp;
 
 use crate::diff;
 use crate::home::Home;
-use crate::live::{LiveCell, ProcessName};
+use crate::live::{Hold, LiveCell, ProcessName};
 use crate::queue::Turn;
 use crate::record::{Record, RecordError, Runs, WorkspaceRecord, replace};
 
@@ -99,6 +99,8 @@ impl Gate {
         remote: Option<&RemoteEnd>,
     ) -> Result<(Record, Report), GateError> {
         let mut record = self.name(plan, &request)?;
+        let hold = Hold::take(&record.artifacts);
+        let _hold = hold.map_err(|source| RecordError::Write { path: record.artifacts.clone(), source })?;
         let cell = Live { home: &self.home, id: record.run_id.clone() };
         let mut live = LiveCell {
             run_id: record.run_id.clone(),
@@ -112,7 +114,18 @@ impl Gate {
         self.runs.write(&record)?;
         let workspace = plan.workspace();
         let turn = Turn::wait(&self.home, remote).map_err(|source| self.never_started(&mut record, source))?;
-        let mut recorder = Recorder::new(&self.home, &mut live, &record.artifacts, workspace, viewer)?;
+        let recorder = Recorder::new(&self.home, &mut live, &record.artifacts, workspace, viewer);
+        let mut recorder = match recorder {
+            Ok(recorder) => recorder,
+            Err(error) => {
+                record.outcome = Some(Outcome::PlatformError);
+                record.ended_at = Some(Timestamp::now());
+                record.error = Some(chain(&error));
+                // The error that is returned says more than one of writing it down.
+                let _said = self.runs.write(&record);
+                return Err(error.into());
+            }
+        };
         recorder.turn = Some(turn);
         let cgroup = format!("hotcell-{}", record.run_id);
         let ran = plan.run_with(&cgroup, request.stdin, &mut recorder, remote);
@@ -134,12 +147,16 @@ impl Gate {
             cell.keep();
             return Err(GateError::Unrecorded { record: Box::new(record), source: error });
         }
-        replace(&record.artifacts.join("exit_code.txt"), record.exit_status().to_string().as_bytes())?;
         // A group the kernel would not let go of yet is the next sweep's; so is its name.
         if live.cgroups.iter().any(|path| path.exists()) {
             cell.keep();
         } else {
             drop(cell);
+        }
+        if let Err(source) =
+            replace(&record.artifacts.join("exit_code.txt"), record.exit_status().to_string().as_bytes())
+        {
+            return Err(GateError::Unrecorded { record: Box::new(record), source });
         }
         match result {
             Ok(report) => Ok((record, report)),

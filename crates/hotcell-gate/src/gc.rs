@@ -18,6 +18,7 @@ use crate::home::Home;
 use crate::live::{LiveCell, ProcessName};
 use crate::lock::HomeLock;
 use crate::pack::{Packs, Recovered};
+use crate::queue;
 use crate::record::Runs;
 
 /// One thing that was left.
@@ -71,7 +72,7 @@ pub struct Cleared {
 /// Everything that was left in this home, and by selftests in this directory for temporary files. Nothing is touched.
 pub fn survey(home: &Home, temporary: &Path) -> Vec<Leftover> {
     let mut found = at_hand(home);
-    let runs = Runs::of(home);
+    let (runs, packs) = (Runs::of(home), Packs::of(home));
     for entry in entries(&home.runs()) {
         let Some(id) = entry.file_name().to_str().and_then(|name| name.parse::<RunId>().ok()) else { continue };
         let record = runs.read(&id);
@@ -81,7 +82,7 @@ pub fn survey(home: &Home, temporary: &Path) -> Vec<Leftover> {
             Ok(record) if record.outcome.is_none() && !has_cell => found.push(Leftover::Run(id)),
             Ok(_) => {}
             // Made a moment ago, it is about to be recorded.
-            Err(_) if !has_cell && !entry.path().join("meta.json").exists() && is_old(&entry.path()) => {
+            Err(error) if error.is_absence() && !has_cell && is_old(&entry.path()) => {
                 found.push(Leftover::Unrecorded(entry.path()));
             }
             Err(_) => {}
@@ -90,8 +91,14 @@ pub fn survey(home: &Home, temporary: &Path) -> Vec<Leftover> {
     }
     // The marks of unfinished ones are among what is at hand.
     for entry in entries(&home.rollback()).iter().filter(|entry| entry.file_name() != "unfinished") {
+        let has_manifest = !matches!(entry.path().join("manifest.json").try_exists(), Ok(false));
+        let is_marked = packs.unfinished().join(entry.file_name()).exists();
+        if !has_manifest && !is_marked && is_old(&entry.path()) {
+            found.push(Leftover::Unrecorded(entry.path()));
+        }
         found.extend(drafts(&entry.path()));
     }
+    found.extend(queue::left_tickets(home).into_iter().map(Leftover::Draft));
     found.extend(scratch(home.path(), "doctor-"));
     found.extend(scratch(temporary, "hotcell-selftest-"));
     found
@@ -209,12 +216,13 @@ fn gone(removed: io::Result<()>) -> io::Result<()> {
 /// Writes down that nobody knows how a run ended. One that was never recorded goes.
 fn end_unknown(home: &Home, id: &RunId, cleared: &mut Cleared) -> io::Result<()> {
     let runs = Runs::of(home);
-    let Ok(mut record) = runs.read(id) else {
-        let directory = runs.directory(id);
-        let has_record = directory.join("meta.json").exists();
-        return if directory.exists() && !has_record { fs::remove_dir_all(directory) } else { Ok(()) };
+    let mut record = match runs.read(id) {
+        Err(error) if error.is_absence() => return gone(fs::remove_dir_all(runs.directory(id))),
+        // Damaged: whoever wants it gone removes it by hand.
+        Err(_) => return Ok(()),
+        Ok(record) => record,
     };
-    let is_alive = LiveCell::find(home, id).is_some_and(|cell| cell.supervisor.is_alive());
+    let is_alive = LiveCell::find(home, id).is_some_and(|cell| cell.is_alive(home));
     if record.outcome.is_none() && !is_alive {
         record.outcome = Some(Outcome::Unknown);
         record.error = Some("hotcell ended before the run did; the cell was killed with it".to_owned());
@@ -229,7 +237,7 @@ fn cells(home: &Home) -> Vec<Leftover> {
     let mut found = drafts(&home.cells());
     for entry in entries(&home.cells()) {
         match LiveCell::read(&entry.path()) {
-            Some(cell) if !cell.supervisor.is_alive() => found.push(Leftover::Cell(Box::new(cell))),
+            Some(cell) if !cell.is_alive(home) => found.push(Leftover::Cell(Box::new(cell))),
             Some(_) => {}
             // Damaged, as a power cut leaves it: what it said is lost, and so is its cell.
             None if entry.path().extension().is_some_and(|extension| extension == "json") && is_old(&entry.path()) => {

@@ -5,6 +5,8 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use hotcell_base::text::shown_path;
+
 use crate::plain;
 
 /// An opened home.
@@ -17,7 +19,7 @@ pub struct Home {
 #[derive(Debug, thiserror::Error)]
 pub enum HomeError {
     /// It cannot be made.
-    #[error("cannot make the home directory `{}`", path.display())]
+    #[error("cannot make the home directory `{}`", shown_path(path))]
     Make {
         /// Which.
         path: PathBuf,
@@ -25,7 +27,7 @@ pub enum HomeError {
         source: io::Error,
     },
     /// Others could read or change what is in it.
-    #[error("the home directory `{}` belongs to user {owner}, not to user {us}", path.display())]
+    #[error("the home directory `{}` belongs to user {owner}, not to user {us}", shown_path(path))]
     NotOurs {
         /// Which.
         path: PathBuf,
@@ -35,25 +37,25 @@ pub enum HomeError {
         us: u32,
     },
     /// It is something else.
-    #[error("the home `{}` is not a directory", path.display())]
+    #[error("the home `{}` is not a directory", shown_path(path))]
     NotADirectory {
         /// Which.
         path: PathBuf,
     },
     /// It is somebody else's directory: nothing of ours is in it.
-    #[error("`{}` has files in it and is not a home of hotcell's", path.display())]
+    #[error("`{}` has files in it and is not a home of hotcell's", shown_path(path))]
     NotAHome {
         /// Which.
         path: PathBuf,
     },
     /// Somebody put it there.
-    #[error("the home `{}` was found above this directory, and is not known to be yours", path.display())]
+    #[error("the home `{}` was found above this directory, and is not known to be yours", shown_path(path))]
     Unknown {
         /// Which.
         path: PathBuf,
     },
     /// Others may look into it.
-    #[error("the home directory `{}` can be entered by others (mode {mode:o})", path.display())]
+    #[error("the home directory `{}` can be entered by others (mode {mode:o})", shown_path(path))]
     NotPrivate {
         /// Which.
         path: PathBuf,

@@ -14,6 +14,7 @@ pub mod gc;
 pub mod home;
 pub mod live;
 mod lock;
+mod originals;
 pub mod pack;
 pub mod plain;
 mod queue;

@@ -3,10 +3,10 @@
 //! A process is known by its pid, the moment it started and the boot it started in; a pid alone may
 //! be somebody else's by now.
 
-use std::fs;
-use std::io::Read;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use hotcell_base::{ExactPath, RunId};
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::home::Home;
 use crate::plain;
-use crate::record::{RecordError, replace};
+use crate::record::{RecordError, replace, replace_durably};
 
 /// A process, named so that another can never be taken for it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -56,8 +56,38 @@ impl ProcessName {
 
     /// Whether that very process still runs. Of one in another pid namespace nobody can say that it does not.
     pub fn is_alive(&self) -> bool {
-        let is_foreign = self.pid_namespace != 0 && self.pid_namespace != ProcessName::own().pid_namespace;
-        self.boot_id == boot_id() && (is_foreign || start_time(self.pid) == Some(self.start_time))
+        self.boot_id == boot_id() && (self.is_foreign() || start_time(self.pid) == Some(self.start_time))
+    }
+
+    /// As [`ProcessName::is_alive`], where that process holds a [`Hold`] on this directory while it lives: that is seen
+    /// from any pid namespace.
+    pub fn is_alive_in(&self, directory: &Path) -> bool {
+        self.is_alive() && (!self.is_foreign() || Hold::is_held(directory))
+    }
+
+    fn is_foreign(&self) -> bool {
+        self.pid_namespace != 0 && self.pid_namespace != ProcessName::own().pid_namespace
+    }
+}
+
+/// A lock on a directory of the home, which says that whoever works with it lives. It goes with its process.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    // Locked: closing it lets go.
+    _directory: File,
+}
+
+impl Hold {
+    /// Takes it; an error of kind `WouldBlock` if somebody has it.
+    pub(crate) fn take(directory: &Path) -> io::Result<Hold> {
+        let directory = File::open(directory)?;
+        directory.try_lock().map_err(io::Error::from)?;
+        Ok(Hold { _directory: directory })
+    }
+
+    fn is_held(directory: &Path) -> bool {
+        let taken = File::open(directory).map(|directory| directory.try_lock_shared());
+        matches!(taken, Ok(Err(fs::TryLockError::WouldBlock)))
     }
 }
 
@@ -98,7 +128,14 @@ impl LiveCell {
 
     pub(crate) fn write(&self, home: &Home) -> Result<(), RecordError> {
         let text = serde_json::to_vec_pretty(self).expect("plain data");
-        replace(&LiveCell::path(home, &self.run_id), &text)
+        let path = LiveCell::path(home, &self.run_id);
+        // Placeholders stay on the disk; a power cut must not take the word of them away alone.
+        if self.placeholders.is_empty() { replace(&path, &text) } else { replace_durably(&path, &text) }
+    }
+
+    /// Whether its hotcell lives.
+    pub fn is_alive(&self, home: &Home) -> bool {
+        self.supervisor.is_alive_in(&home.runs().join(self.run_id.as_str()))
     }
 
     /// The living cell of a run.
@@ -107,7 +144,7 @@ impl LiveCell {
     }
 
     /// Reads a record of a living cell; nothing but a regular file of a sane size is one.
-    pub(crate) fn read(path: &std::path::Path) -> Option<LiveCell> {
+    pub(crate) fn read(path: &Path) -> Option<LiveCell> {
         let file = plain::open(path).ok()?;
         let mut text = Vec::new();
         file.take(1 << 20).read_to_end(&mut text).ok()?;

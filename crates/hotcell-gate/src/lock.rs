@@ -5,7 +5,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 
 use rustix::fs::FlockOperation;
@@ -16,7 +16,7 @@ use crate::plain;
 /// Held while it lives.
 pub(crate) struct HomeLock {
     // Locked: closing it lets go.
-    _file: File,
+    file: File,
     path: PathBuf,
     fence: u64,
 }
@@ -38,13 +38,17 @@ impl HomeLock {
         file.seek(SeekFrom::Start(0))?;
         // As long as any number, so that no digit of an older one is left behind it.
         write!(file, "{fence:<20}")?;
-        let lock = HomeLock { _file: file, path, fence };
+        let lock = HomeLock { file, path, fence };
         // Replaced between the opening and the locking: then it is not the lock that others see.
         Ok(lock.holds().then_some(lock))
     }
 
     /// Whether it is still the lock that everybody else sees.
     pub(crate) fn holds(&self) -> bool {
-        plain::read(&self.path).is_ok_and(|text| String::from_utf8_lossy(&text).trim().parse() == Ok(self.fence))
+        let number = |file: &std::fs::Metadata| (file.dev(), file.ino());
+        let is_there = std::fs::symlink_metadata(&self.path).ok().as_ref().map(number)
+            == self.file.metadata().ok().as_ref().map(number);
+        is_there
+            && plain::read(&self.path).is_ok_and(|text| String::from_utf8_lossy(&text).trim().parse() == Ok(self.fence))
     }
 }

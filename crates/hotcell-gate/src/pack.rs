@@ -8,16 +8,19 @@
 //!
 //! `rollback/<id>/manifest.json` has every path before and after; `rollback/<id>/originals/` has the files themselves.
 //! `rollback/unfinished/<id>` stands while a walk is under way, so that the next start finds it without looking at
-//! every pack. Whoever works on a tree has a [`Claim`] on it alone; whoever takes a pack over raises its `fence`, so that
-//! a holder that lost its claim without knowing it does not write to the pack any more.
+//! every pack. Whoever works on a tree has a [`Claim`] on it alone and a [`Hold`] on the pack, and first takes back what
+//! was left half-way in that tree. Whoever takes a pack up raises its `fence`: one that was stopped for so long that its
+//! locks were taken from it does not write to the pack any more.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::{self, DirBuilder, File};
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use hotcell_base::exact::{hex, unhex};
+use hotcell_base::text::shown_path;
 use hotcell_base::{ExactPath, PackId, RunId};
 use hotcell_cell::claim::{Claim, Use};
 use hotcell_cell::tree::{self, Node, Tree};
@@ -25,10 +28,11 @@ use jiff::Timestamp;
 use rustix::fs::{FileType, OFlags};
 use serde::{Deserialize, Serialize};
 
-use crate::blobs::{digest, sync_all};
+use crate::blobs::sync_all;
 use crate::diff::{Diff, Entry};
 use crate::home::Home;
-use crate::live::ProcessName;
+use crate::live::{Hold, ProcessName};
+use crate::originals;
 use crate::plain;
 use crate::record::{RecordError, Runs, replace_durably};
 use crate::select::{Selection, select};
@@ -115,6 +119,19 @@ pub struct Applied {
     pub left_out: Vec<PathBuf>,
     /// Files that somebody wrote to while they were replaced, and where they are kept.
     pub saved: Vec<Conflict>,
+    /// What was half-way in this tree before.
+    pub recovered: Vec<Recovered>,
+}
+
+/// What taking a diff back did.
+#[derive(Debug)]
+pub struct Undone {
+    /// Which.
+    pub pack: Pack,
+    /// Files that somebody wrote to meanwhile, and where they are kept; and what could not be given back to its owner.
+    pub saved: Vec<Conflict>,
+    /// What was half-way in this tree before.
+    pub recovered: Vec<Recovered>,
 }
 
 /// Why a diff was not applied or taken back. The tree is as it was, unless it says otherwise.
@@ -127,10 +144,16 @@ pub enum PackError {
     #[error("{} of the changes are to control files", .0.len())]
     Control(Vec<PathBuf>),
     /// A path that was allowed and is no control file of this diff.
-    #[error("`{}` is no control file among the changes", .0.display())]
+    #[error("`{}` is no control file among the changes", shown_path(.0))]
     NotControl(PathBuf),
+    /// What would be closed to whoever applies it, and could not be looked at again.
+    #[error("{} of the changes would be closed to you, so that they could not be taken back", .0.len())]
+    Closed(Vec<PathBuf>),
+    /// A pack that is half-way cannot be forgotten.
+    #[error("{0} is half-way, and is needed to lead the tree back")]
+    Needed(PackId),
     /// The tree is not as it was.
-    #[error("{} paths of `{}` are not as they were; nothing was changed", conflicts.len(), workspace.display())]
+    #[error("{} paths of `{}` are not as they were; nothing was changed", conflicts.len(), shown_path(workspace))]
     Conflicts {
         /// Which tree.
         workspace: PathBuf,
@@ -138,7 +161,7 @@ pub enum PackError {
         conflicts: Vec<Conflict>,
     },
     /// Somebody else works on the tree.
-    #[error("`{}` is in use: a run writes to it, or another apply or undo is under way", .0.display())]
+    #[error("`{}` is in use: a run writes to it, or another apply or undo is under way", shown_path(.0))]
     Busy(PathBuf),
     /// There is no such pack.
     #[error("there is no rollback pack `{0}`")]
@@ -152,7 +175,7 @@ pub enum PackError {
         state: State,
     },
     /// The tree cannot be looked at.
-    #[error("cannot look at `{}`", path.display())]
+    #[error("cannot look at `{}`", shown_path(path))]
     Tree {
         /// Which.
         path: PathBuf,
@@ -225,6 +248,13 @@ struct Back {
     saved: Vec<Conflict>,
 }
 
+/// Why there was no going back.
+struct NotBack {
+    /// Whether anything was touched.
+    has_begun: bool,
+    source: io::Error,
+}
+
 impl Back {
     fn all(self) -> Vec<Conflict> {
         self.conflicts.into_iter().chain(self.saved).collect()
@@ -263,7 +293,11 @@ impl Packs {
     pub fn damaged(&self) -> Vec<PackId> {
         let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
         let ids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<PackId>().ok());
-        ids.filter(|id| !self.unfinished().join(id.as_str()).exists() && self.read(id).is_err()).collect()
+        let is_damaged = |id: &PackId| {
+            let is_marked = self.unfinished().join(id.as_str()).exists();
+            !is_marked && self.place(id).join("manifest.json").exists() && self.read(id).is_err()
+        };
+        ids.filter(is_damaged).collect()
     }
 
     /// The pack with this id, or the newest of this run that can be undone.
@@ -308,9 +342,11 @@ impl Packs {
         let workspace = &diff.workspace.0;
         let (entries, left_out) = select(diff, selection)?;
         if entries.is_empty() {
-            return Ok(Applied { pack: None, left_out, saved: Vec::new() });
+            return Ok(Applied { pack: None, left_out, saved: Vec::new(), recovered: Vec::new() });
         }
+        refuse_closed(&entries)?;
         let (tree, _claim) = open(workspace, diff.workspace_id)?;
+        let recovered = self.recover_all_in(&tree, diff.workspace_id)?;
         let moved = entries.iter().filter(|entry| entry.moved).map(|entry| Conflict {
             path: entry.path.0.clone(),
             why: "was changed on the host while the run went on".to_owned(),
@@ -326,7 +362,7 @@ impl Packs {
             return Err(PackError::Conflicts { workspace: workspace.clone(), conflicts });
         }
         add_closed_parents(&tree, &mut pack).map_err(cannot_look)?;
-        self.begin(&tree, &mut pack)?;
+        let _hold = self.begin(&tree, &mut pack)?;
         let steps = pack.steps(Way::Apply);
         let blobs = diff.blobs();
         let contents = |step: &Step| match &step.to {
@@ -335,34 +371,52 @@ impl Packs {
         };
         let walk = Transition { tree: &tree, steps: &steps, tag: pack.pack_id.as_str(), contents: &contents };
         let stopped = match walk.perform() {
-            Ok(saved) => match self.finish(&mut pack, State::Applied) {
-                Ok(()) => return Ok(Applied { pack: Some(pack), left_out, saved }),
-                // In the tree and not on record: that is not applied.
-                Err(error) => {
-                    Stopped { begun: steps.iter().map(|step| step.number).collect(), source: io::Error::other(error) }
+            Ok(saved) => {
+                pack.state = State::Applied;
+                match self.write(&pack) {
+                    Ok(()) => {
+                        // A mark that stays is taken away by the next start.
+                        let _harmless = unmark(&self.unfinished(), &pack.pack_id);
+                        return Ok(Applied { pack: Some(pack), left_out, saved, recovered });
+                    }
+                    // In the tree and not on record: that is not applied.
+                    Err(error) => Stopped {
+                        begun: steps.iter().map(|step| step.number).collect(),
+                        source: io::Error::other(error),
+                    },
                 }
-            },
+            }
             Err(stopped) => stopped,
         };
         pack.state = State::Applying;
+        // What is on record must not say that it is applied while it is taken back.
+        let is_on_record = self.read(&pack.pack_id).is_ok_and(|on_record| on_record.state == State::Applying);
+        if !is_on_record && self.write(&pack).is_err() {
+            return Err(PackError::Halfway { pack: pack.pack_id, source: stopped.source });
+        }
         let begun: Vec<Step> = steps.into_iter().filter(|step| stopped.begun.contains(&step.number)).collect();
         match self.go_back(&tree, &mut pack, &begun, State::RolledBack) {
             Ok(back) if back.conflicts.is_empty() => {
                 Err(PackError::Failed { source: stopped.source, saved: back.saved })
             }
             Ok(back) => Err(PackError::Stuck { pack: pack.pack_id, conflicts: back.all() }),
-            Err(_) => Err(PackError::Halfway { pack: pack.pack_id, source: stopped.source }),
+            Err(back) => {
+                let source = io::Error::other(format!("{}; and on the way back: {}", stopped.source, back.source));
+                Err(PackError::Halfway { pack: pack.pack_id, source })
+            }
         }
     }
 
     /// Takes an applied diff back: exactly, or not at all. One that is stuck is tried again.
-    pub fn undo(&self, name: &str) -> Result<(Pack, Vec<Conflict>), PackError> {
+    pub fn undo(&self, name: &str) -> Result<Undone, PackError> {
         let found = self.find(name)?;
         let (tree, _claim) = open(&found.workspace.0, found.workspace_id)?;
+        let recovered = self.recover_all_in(&tree, found.workspace_id)?;
+        let _hold = self.hold(&found)?;
         // Again, now that nobody else can be at it.
         let mut pack = self.read(&found.pack_id)?;
-        let workspace = pack.workspace.0.clone();
-        match pack.state {
+        let (workspace, was) = (pack.workspace.0.clone(), pack.state);
+        match was {
             State::Applied => {
                 let cannot_look = |source| PackError::Tree { path: workspace.clone(), source };
                 let conflicts = transition::conflicts(&tree, &pack.steps(Way::Undo)).map_err(cannot_look)?;
@@ -376,28 +430,59 @@ impl Packs {
         // What is needed is looked at before anything is touched.
         let steps = pack.steps(Way::Apply);
         for step in steps.iter().filter(|step| pack.entries[step.number].replaced) {
-            let original = self.original_of(&pack.pack_id, step.number, step.from.as_ref());
+            let original = originals::open(&self.original(&pack.pack_id, step.number), step.from.as_ref());
             original.map_err(|source| PackError::Failed { source, saved: Vec::new() })?;
         }
         mark(&self.unfinished(), &pack.pack_id)?;
         pack.state = State::Undoing;
+        pack.fence += 1;
         pack.holder = ProcessName::own();
         self.write(&pack)?;
         match self.go_back(&tree, &mut pack, &steps, State::Undone) {
-            Ok(back) if back.conflicts.is_empty() => Ok((pack, back.saved)),
+            Ok(back) if back.conflicts.is_empty() => {
+                let mut saved = back.saved;
+                saved.extend(not_given_back(&tree, &pack));
+                Ok(Undone { pack, saved, recovered })
+            }
             Ok(back) => Err(PackError::Stuck { pack: pack.pack_id, conflicts: back.all() }),
-            Err(source) => Err(PackError::Halfway { pack: pack.pack_id, source }),
+            // Nothing was touched: it is what it was, and is not undone by itself some day.
+            Err(back) if !back.has_begun => {
+                self.finish(&mut pack, was)?;
+                Err(PackError::Failed { source: back.source, saved: Vec::new() })
+            }
+            Err(back) => Err(PackError::Halfway { pack: pack.pack_id, source: back.source }),
         }
     }
 
-    /// Forgets a pack, and with it the way back. One that is being worked on is not forgotten.
-    pub fn forget(&self, name: &str) -> Result<Pack, PackError> {
-        let pack = self.find(name)?;
-        if matches!(pack.state, State::Applying | State::Undoing) && pack.holder.is_alive() {
-            return Err(PackError::Busy(pack.workspace.0));
+    /// Forgets a pack, and with it the way back; what somebody wrote meanwhile, and where it is kept. One that is being
+    /// worked on, or is half-way in a tree that is still there, is not forgotten.
+    pub fn forget(&self, name: &str) -> Result<(Pack, Vec<Conflict>), PackError> {
+        let found = self.find(name)?;
+        let tree = match open(&found.workspace.0, found.workspace_id) {
+            Err(PackError::Tree { .. }) => None,
+            opened => Some(opened?),
+        };
+        let _hold = self.hold(&found)?;
+        let pack = self.read(&found.pack_id)?;
+        let mut saved = Vec::new();
+        if let Some((tree, _claim)) = &tree {
+            if matches!(pack.state, State::Applying | State::Undoing) {
+                return Err(PackError::Needed(pack.pack_id));
+            }
+            let cannot_look = |source| PackError::Tree { path: pack.workspace.0.clone(), source };
+            saved = self.rescue_originals(tree, &pack).map_err(cannot_look)?;
         }
         self.remove(&pack.pack_id)?;
-        Ok(pack)
+        Ok((pack, saved))
+    }
+
+    /// Keeps everybody else from a pack.
+    fn hold(&self, pack: &Pack) -> Result<Hold, PackError> {
+        let place = self.place(&pack.pack_id);
+        Hold::take(&place).map_err(|source| match source.kind() {
+            io::ErrorKind::WouldBlock => PackError::Busy(pack.workspace.0.clone()),
+            _ => RecordError::Read { path: place, source }.into(),
+        })
     }
 
     /// Packs that somebody began to work on and does not any more.
@@ -405,7 +490,7 @@ impl Packs {
         let marks = fs::read_dir(self.unfinished()).into_iter().flatten().flatten();
         let ids = marks.filter_map(|entry| entry.file_name().to_str()?.parse::<PackId>().ok());
         let is_abandoned = |id: &PackId| match self.read(id) {
-            Ok(pack) => !pack.holder.is_alive(),
+            Ok(pack) => !pack.holder.is_alive_in(&self.place(id)),
             // Not written yet, or damaged: then clearing it away fails, and says so.
             Err(_) => self.is_unborn(id) || self.place(id).join("manifest.json").exists(),
         };
@@ -419,14 +504,32 @@ impl Packs {
             return self.remove(id).map(|()| None);
         }
         let seen = self.read(id)?;
-        if seen.holder.is_alive() {
+        if seen.holder.is_alive_in(&self.place(id)) {
             return Ok(None);
         }
         let (tree, _claim) = open(&seen.workspace.0, seen.workspace_id)?;
+        self.recover_in(&tree, &seen)
+    }
+
+    /// Deals with all packs that were left half-way in a tree of ours. What is newer may rest on what is taken back.
+    fn recover_all_in(&self, tree: &Tree, workspace_id: (u64, u64)) -> Result<Vec<Recovered>, PackError> {
+        let mut recovered = Vec::new();
+        for id in self.abandoned() {
+            if let Ok(pack) = self.read(&id)
+                && pack.workspace_id == workspace_id
+            {
+                recovered.extend(self.recover_in(tree, &pack)?);
+            }
+        }
+        Ok(recovered)
+    }
+
+    fn recover_in(&self, tree: &Tree, seen: &Pack) -> Result<Option<Recovered>, PackError> {
+        let id = &seen.pack_id;
+        let Ok(_hold) = self.hold(seen) else { return Ok(None) };
         // Again, now that nobody else can be at it.
         let mut pack = self.read(id)?;
         let end = match pack.state {
-            _ if pack.holder.is_alive() => return Ok(None),
             State::Applying => State::RolledBack,
             State::Undoing => State::Undone,
             state => {
@@ -438,19 +541,20 @@ impl Packs {
         pack.fence += 1;
         pack.holder = ProcessName::own();
         self.write(&pack)?;
-        let cannot = |source| PackError::Halfway { pack: id.clone(), source };
         let steps = pack.steps(Way::Apply);
-        let back = self.go_back(&tree, &mut pack, &steps, end).map_err(cannot)?;
+        let back = self.go_back(tree, &mut pack, &steps, end);
+        let back = back.map_err(|back| PackError::Halfway { pack: id.clone(), source: back.source })?;
         Ok(Some(Recovered { pack_id: id.clone(), state: pack.state, conflicts: back.all() }))
     }
 
     /// Whether a pack was begun, never written, and left: nothing was touched.
     fn is_unborn(&self, id: &PackId) -> bool {
-        if self.place(id).join("manifest.json").exists() {
+        // One that cannot be looked at may be there.
+        if !matches!(self.place(id).join("manifest.json").try_exists(), Ok(false)) {
             return false;
         }
         let mark = plain::read(&self.unfinished().join(id.as_str())).unwrap_or_default();
-        serde_json::from_slice::<ProcessName>(&mark).is_ok_and(|holder| !holder.is_alive())
+        serde_json::from_slice::<ProcessName>(&mark).is_ok_and(|holder| !holder.is_alive_in(&self.place(id)))
     }
 
     fn remove(&self, id: &PackId) -> Result<(), PackError> {
@@ -462,17 +566,21 @@ impl Packs {
     }
 
     /// Keeps what is needed to go back, and writes down that the walk begins.
-    fn begin(&self, tree: &Tree, pack: &mut Pack) -> Result<(), PackError> {
-        mark(&self.unfinished(), &pack.pack_id)?;
+    fn begin(&self, tree: &Tree, pack: &mut Pack) -> Result<Hold, PackError> {
         let place = self.place(&pack.pack_id);
         let cannot = |source| RecordError::Write { path: place.clone(), source };
-        let kept = self.keep_originals(tree, pack).map_err(cannot);
-        let kept = kept.map_err(PackError::from).and_then(|()| self.write(pack));
-        if kept.is_err() {
+        DirBuilder::new().mode(0o700).create(&place).map_err(cannot)?;
+        // Before the mark: whoever finds that one looks who holds this.
+        let hold = Hold::take(&place).map_err(cannot)?;
+        let kept = mark(&self.unfinished(), &pack.pack_id)
+            .and_then(|()| self.keep_originals(tree, pack).map_err(|source| cannot(source).into()))
+            .and_then(|()| self.write(pack));
+        if let Err(error) = kept {
             // Nothing was touched: leave nothing behind, or leave it to the next start.
             let _found_later = self.remove(&pack.pack_id);
+            return Err(error);
         }
-        kept
+        Ok(hold)
     }
 
     fn keep_originals(&self, tree: &Tree, pack: &mut Pack) -> io::Result<()> {
@@ -487,13 +595,17 @@ impl Packs {
                 entry.owner = Some((stat.st_uid, stat.st_gid));
             }
             match &entry.before {
-                Some(Node::File { .. }) => {
-                    entry.linked_before = transition::shared_number(tree, path);
+                Some(node @ Node::File { .. }) => {
+                    entry.linked_before = originals::shared_number(tree, path);
                     // Names are parted from one file, or joined to one, by making it anew.
                     step.replace = step.hard_link.is_some() || entry.linked_before.is_some();
                     entry.replaced = step.replaces() || !matches!(step.to, Some(Node::File { .. }));
                     if entry.replaced {
-                        transition::save(tree, path, &self.original(&pack.pack_id, step.number))?;
+                        let kept = self.original(&pack.pack_id, step.number);
+                        let name = shown_path(path);
+                        originals::save(tree, path, &kept, node).map_err(|error| {
+                            io::Error::new(error.kind(), format!("keeping `{name}` failed: {error}"))
+                        })?;
                     }
                 }
                 Some(Node::Directory { .. }) => {
@@ -507,56 +619,68 @@ impl Packs {
         sync_all(&place)
     }
 
-    /// A kept original: the file itself, unless it was changed since by somebody who had it open.
-    fn original_of(&self, id: &PackId, number: usize, node: Option<&Node>) -> io::Result<Contents> {
-        let path = self.original(id, number);
-        let Some(Node::File { sha256: Some(wanted), .. }) = node else {
-            return Err(io::Error::other("no original was kept"));
-        };
-        let is_wanted = |file: &File| digest(file).is_ok_and(|found| found == *wanted);
-        if plain::open(&path).is_ok_and(|file| is_wanted(&file)) {
-            return Ok(Contents::Same(path));
-        }
-        let copy = plain::open(&transition::copy_of(&path))?;
-        if is_wanted(&copy) {
-            Ok(Contents::Copy(copy))
-        } else {
-            Err(io::Error::other("a kept original is not what its digest says"))
-        }
-    }
-
     /// Leads the tree to what it was before these steps, from wherever it is.
-    fn go_back(&self, tree: &Tree, pack: &mut Pack, steps: &[Step], end: State) -> io::Result<Back> {
+    fn go_back(&self, tree: &Tree, pack: &mut Pack, steps: &[Step], end: State) -> Result<Back, NotBack> {
         let back_again = format!("{}-back", pack.pack_id);
+        let begun = |source| NotBack { has_begun: true, source };
         // Whatever is in staging may be of any step, begun or not.
         let all = pack.steps(Way::Apply);
-        let mut saved = transition::settle(tree, &all, pack.pack_id.as_str())?;
-        saved.extend(transition::settle(tree, &all, &back_again)?);
-        let (mut back, mut conflicts) = transition::backward(tree, steps)?;
-        for step in &mut back {
-            let entry = &pack.entries[step.number];
-            step.hard_link = entry.linked_before;
-            step.link_to = entry.other_name_before.as_ref().map(|path| path.0.clone());
-        }
-        let contents = |step: &Step| self.original_of(&pack.pack_id, step.number, step.to.as_ref());
+        let mut saved = transition::settle(tree, &all, pack.pack_id.as_str()).map_err(begun)?;
+        saved.extend(transition::settle(tree, &all, &back_again).map_err(begun)?);
+        let (mut back, mut conflicts) = transition::backward(tree, steps).map_err(begun)?;
+        self.join_names(tree, pack, &all, &mut back).map_err(begun)?;
+        let contents = |step: &Step| originals::open(&self.original(&pack.pack_id, step.number), step.to.as_ref());
         let walk = Transition { tree, steps: &back, tag: &back_again, contents: &contents };
         if !back.is_empty() {
-            saved.extend(walk.perform().map_err(|stopped| stopped.source)?);
+            match walk.perform() {
+                Ok(more) => saved.extend(more),
+                Err(stopped) => {
+                    let has_begun = !stopped.begun.is_empty();
+                    if !has_begun {
+                        transition::settle(tree, &all, &back_again).map_err(begun)?;
+                    }
+                    return Err(NotBack { has_begun, source: stopped.source });
+                }
+            }
         }
         // What is said to be as it was is looked at once more.
         let left_alone: BTreeSet<PathBuf> = conflicts.iter().map(|conflict| conflict.path.clone()).collect();
         for step in steps.iter().filter(|step| !left_alone.contains(&step.path)) {
-            if !transition::is_same(tree.node(&step.path, &mut u64::MAX.clone())?.as_ref(), step.from.as_ref()) {
+            if !transition::is_at_start(tree, step).map_err(begun)? {
                 let why = "is not what it was".to_owned();
                 conflicts.push(Conflict { path: step.path.clone(), why });
             }
         }
         let state = if conflicts.is_empty() { end } else { State::Stuck };
         if state != State::Stuck {
-            saved.extend(self.rescue_originals(tree, pack)?);
+            saved.extend(self.rescue_originals(tree, pack).map_err(begun)?);
         }
-        self.finish(pack, state).map_err(io::Error::other)?;
+        // The tree first: with the record of it, the originals go.
+        rustix::fs::syncfs(tree.root()).map_err(|errno| begun(errno.into()))?;
+        self.finish(pack, state).map_err(|error| begun(io::Error::other(error)))?;
         Ok(Back { conflicts, saved })
+    }
+
+    /// Says of each file that comes back which others it was one with.
+    fn join_names(&self, tree: &Tree, pack: &Pack, all: &[Step], back: &mut [Step]) -> io::Result<()> {
+        // One that was never replaced still is the file.
+        let coming: BTreeSet<usize> = back.iter().map(|step| step.number).collect();
+        let mut staying: BTreeMap<u64, PathBuf> = BTreeMap::new();
+        for step in all.iter().filter(|step| !coming.contains(&step.number)) {
+            if let Some(number) = pack.entries[step.number].linked_before
+                && !staying.contains_key(&number)
+                && transition::is_at_start(tree, step)?
+            {
+                staying.insert(number, step.path.clone());
+            }
+        }
+        for step in back {
+            let entry = &pack.entries[step.number];
+            step.hard_link = entry.linked_before;
+            let other = entry.other_name_before.as_ref().map(|path| path.0.clone());
+            step.link_to = other.or_else(|| staying.get(&entry.linked_before?).cloned());
+        }
+        Ok(())
     }
 
     /// A process that had a file open may have gone on writing to it: what it wrote is not thrown away with the pack.
@@ -564,9 +688,10 @@ impl Packs {
         let mut saved = Vec::new();
         for (number, entry) in pack.entries.iter().enumerate().filter(|(_, entry)| entry.replaced) {
             let original = self.original(&pack.pack_id, number);
-            let kept = transition::rescue_original(tree, &original, &entry.path.0, entry.before.as_ref())?;
+            let kept = originals::rescue(tree, &original, &entry.path.0, entry.before.as_ref())?;
             if let Some(kept) = kept {
-                let why = format!("was written to after it was replaced; that is kept as `{}`", kept.display());
+                let kept = shown_path(&kept);
+                let why = format!("was written to after it was replaced; that is kept as `{kept}`");
                 saved.push(Conflict { path: entry.path.0.clone(), why });
             }
         }
@@ -601,8 +726,9 @@ fn find_other_names(tree: &Tree, pack: &mut Pack) -> io::Result<()> {
     let mut found: BTreeMap<u64, PathBuf> = BTreeMap::new();
     let (mut queue, mut n_seen) = (VecDeque::from([PathBuf::new()]), 0);
     while let Some(at) = queue.pop_front() {
-        let Ok(directory) = tree.directory(&at) else { continue };
-        for name in tree.names(&at)? {
+        // One that is gone meanwhile, or that we may not list, has no names to be found.
+        let (Ok(directory), Ok(names)) = (tree.directory(&at), tree.names(&at)) else { continue };
+        for name in names {
             n_seen += 1;
             let path = at.join(&name);
             let stat = rustix::fs::statat(&directory, &name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW);
@@ -715,10 +841,6 @@ fn new_pack(diff: &Diff, entries: &[Entry]) -> Pack {
 /// Opens a tree for ourselves alone. It must be the directory that was meant, whatever has its name now.
 fn open(workspace: &Path, id: (u64, u64)) -> Result<(Tree, Claim), PackError> {
     let cannot = |source| PackError::Tree { path: workspace.to_owned(), source };
-    let claim = match Claim::take(workspace, Use::Alone) {
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(PackError::Busy(workspace.to_owned())),
-        taken => taken.map_err(cannot)?,
-    };
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory =
         rustix::fs::open(workspace, flags, rustix::fs::Mode::empty()).map_err(|errno| cannot(errno.into()))?;
@@ -726,7 +848,42 @@ fn open(workspace: &Path, id: (u64, u64)) -> Result<(Tree, Claim), PackError> {
     if (stat.st_dev, stat.st_ino) != id {
         return Err(cannot(io::Error::other("it is another directory than the one the run worked in")));
     }
+    let claim = match Claim::take(directory.as_fd(), Use::Alone) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(PackError::Busy(workspace.to_owned())),
+        taken => taken.map_err(cannot)?,
+    };
     Ok((Tree::of(directory), claim))
+}
+
+/// Refuses what an ordinary user could not look at again: the way back would be closed with it.
+fn refuse_closed(entries: &[Entry]) -> Result<(), PackError> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    let is_closed = |entry: &&Entry| match entry.after {
+        Some(Node::File { mode, .. }) => mode & 0o400 == 0,
+        Some(Node::Directory { mode }) => mode & 0o500 != 0o500,
+        _ => false,
+    };
+    let closed: Vec<PathBuf> = entries.iter().filter(is_closed).map(|entry| entry.path.0.clone()).collect();
+    if closed.is_empty() { Ok(()) } else { Err(PackError::Closed(closed)) }
+}
+
+/// What is back and belongs to somebody else than before: only root gives files away.
+fn not_given_back(tree: &Tree, pack: &Pack) -> Vec<Conflict> {
+    let mut found = Vec::new();
+    for entry in pack.entries.iter().filter(|entry| entry.before.is_some()) {
+        let stat = tree.place(&entry.path.0).and_then(|(directory, name)| {
+            Ok(rustix::fs::statat(directory, name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW)?)
+        });
+        if let (Ok(stat), Some((uid, gid))) = (stat, entry.owner)
+            && (stat.st_uid, stat.st_gid) != (uid, gid)
+        {
+            let why = format!("belongs to {}:{} now; it belonged to {uid}:{gid}", stat.st_uid, stat.st_gid);
+            found.push(Conflict { path: entry.path.0.clone(), why });
+        }
+    }
+    found
 }
 
 /// Writes down that a walk is under way, and whose it is.

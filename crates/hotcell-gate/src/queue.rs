@@ -13,7 +13,7 @@
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
@@ -26,6 +26,9 @@ use crate::plain;
 const LANES_A_PROCESSOR: u64 = 2;
 const LANES_MIN: u64 = 4;
 
+/// What a ticket says when its turn has come.
+const BUILDING: &[u8] = b"building";
+
 /// Whoever takes longer to build a cell is stopped, or stuck on a dead disk: the lane does not wait for it.
 const TURN_MAX: Duration = Duration::from_secs(40);
 
@@ -33,7 +36,7 @@ const TURN_MAX: Duration = Duration::from_secs(40);
 pub(crate) struct Turn {
     path: PathBuf,
     // Locked: closing it lets go.
-    _file: File,
+    file: File,
 }
 
 impl Drop for Turn {
@@ -53,22 +56,27 @@ impl Turn {
     fn wait_in(directory: PathBuf, n_lanes: u64, remote: Option<&RemoteEnd>) -> io::Result<Turn> {
         DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
         let (turn, ticket) = Turn::draw(&directory)?;
-        let Some(before) = ticket.checked_sub(n_lanes) else { return Ok(turn) };
-        let before = directory.join(before.to_string());
+        let before = directory.join(ticket.wrapping_sub(n_lanes).to_string());
         let file = match plain::open(&before) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(turn),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return turn.begin().map(|()| turn),
             opened => opened?,
         };
         if file.try_lock_shared().is_err() {
-            wait_for(file, remote)?;
+            wait_for(file, &before, remote)?;
         }
         // Left by a crash, or about to be removed by its holder.
         let _either_way = fs::remove_file(&before);
+        turn.begin()?;
         Ok(turn)
     }
 
+    /// Says that the wait is over and the building begins.
+    fn begin(&self) -> io::Result<()> {
+        (&self.file).write_all(BUILDING)
+    }
+
     /// Takes the next number and locks its file, both at once.
-    fn draw(directory: &std::path::Path) -> io::Result<(Turn, u64)> {
+    fn draw(directory: &Path) -> io::Result<(Turn, u64)> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).mode(0o600);
         let mut next = plain::open_with(options.truncate(false), &directory.join("next"))?;
@@ -82,19 +90,38 @@ impl Turn {
         file.try_lock().map_err(io::Error::from)?;
         next.seek(SeekFrom::Start(0))?;
         write!(next, "{:<20}", ticket + 1)?;
-        Ok((Turn { path, _file: file }, ticket))
+        Ok((Turn { path, file }, ticket))
     }
 }
 
-/// Waits until a file's holder lets go, or until the caller asks for the end.
-fn wait_for(file: File, remote: Option<&RemoteEnd>) -> io::Result<()> {
+/// Tickets of hotcells that are gone.
+pub(crate) fn left_tickets(home: &Home) -> Vec<PathBuf> {
+    let entries = fs::read_dir(home.queue()).into_iter().flatten().flatten();
+    let tickets = entries.filter(|entry| entry.file_name().to_str().is_some_and(|name| name.parse::<u64>().is_ok()));
+    let is_left = |path: &PathBuf| plain::open(path).is_ok_and(|file| file.try_lock_shared().is_ok());
+    tickets.map(|entry| entry.path()).filter(is_left).collect()
+}
+
+/// Waits until a ticket's holder lets go or takes too long to build, or until the caller asks for the end.
+fn wait_for(file: File, ticket: &Path, remote: Option<&RemoteEnd>) -> io::Result<()> {
     let (done, is_done) = io::pipe()?;
     // Left behind if the caller gives up; it ends with its predecessor's turn.
     thread::spawn(move || {
         let _gone_either_way = file.lock_shared();
         drop(is_done);
     });
-    RemoteEnd::wait_or_end(remote, &done, TURN_MAX)
+    loop {
+        if RemoteEnd::wait_or_end(remote, &done, TURN_MAX)? || is_overdue(ticket) {
+            return Ok(());
+        }
+    }
+}
+
+/// Whether a ticket's holder began to build long ago. One that still waits itself holds its place.
+fn is_overdue(ticket: &Path) -> bool {
+    let is_building = plain::read(ticket).is_ok_and(|text| text == BUILDING);
+    let begun = fs::metadata(ticket).and_then(|file| file.modified()).ok();
+    is_building && begun.and_then(|begun| begun.elapsed().ok()).is_some_and(|age| age >= TURN_MAX)
 }
 
 #[cfg(test)]

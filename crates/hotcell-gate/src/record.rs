@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use hotcell_base::text::shown;
+use hotcell_base::text::{shown, shown_path};
 use hotcell_base::{Outcome, RunId};
 use hotcell_cell::changes::Change;
 use hotcell_cell::plan::Workspace;
@@ -102,8 +102,14 @@ pub struct WorkspaceRecord {
     pub mode: String,
     /// What a copy-on-write run would change.
     pub changed: Vec<ChangeRecord>,
-    /// Whether more changed than is listed.
+    /// How many changes are known; the diff has all of them.
+    #[serde(default)]
+    pub changed_count: u64,
+    /// Whether more changed than is listed here.
     pub changed_truncated: bool,
+    /// Whether more changed than is known at all. Such a diff is not applied.
+    #[serde(default)]
+    pub changed_unknown: bool,
     /// Control files the command made, or tried to.
     #[serde(default)]
     pub control_attempts: Vec<ControlRecord>,
@@ -178,6 +184,8 @@ impl Record {
         });
         let changes = report.changes.clone().unwrap_or_default();
         self.workspace.changed = changes.list.iter().take(CHANGES_RECORDED_MAX).map(ChangeRecord::of).collect();
+        self.workspace.changed_count = changes.list.len() as u64;
+        self.workspace.changed_unknown = changes.truncated;
         self.workspace.changed_truncated = changes.truncated || changes.list.len() > CHANGES_RECORDED_MAX;
         let attempts = report.control.iter().take(CONTROL_RECORDED_MAX);
         self.workspace.control_attempts = attempts
@@ -199,7 +207,9 @@ impl WorkspaceRecord {
             path: workspace.map(|workspace| shown(workspace.path.as_os_str().as_bytes())),
             mode: word(workspace.map_or(Mode::None, |workspace| workspace.mode)),
             changed: Vec::new(),
+            changed_count: 0,
             changed_truncated: false,
+            changed_unknown: false,
             control_attempts: Vec::new(),
         }
     }
@@ -242,7 +252,7 @@ pub enum RecordError {
         first: RunId,
     },
     /// A record cannot be read.
-    #[error("cannot read `{}`", path.display())]
+    #[error("cannot read `{}`", shown_path(path))]
     Read {
         /// Which.
         path: PathBuf,
@@ -250,7 +260,7 @@ pub enum RecordError {
         source: io::Error,
     },
     /// A record is not one of ours, or is damaged.
-    #[error("`{}` is not a record of a run", path.display())]
+    #[error("`{}` is not a record of a run", shown_path(path))]
     Damaged {
         /// Which.
         path: PathBuf,
@@ -258,13 +268,20 @@ pub enum RecordError {
         source: serde_json::Error,
     },
     /// A record cannot be written.
-    #[error("cannot write `{}`", path.display())]
+    #[error("cannot write `{}`", shown_path(path))]
     Write {
         /// Which.
         path: PathBuf,
         /// What the kernel said.
         source: io::Error,
     },
+}
+
+impl RecordError {
+    /// Whether there is none, and not one that cannot be read.
+    pub(crate) fn is_absence(&self) -> bool {
+        matches!(self, RecordError::Read { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
 }
 
 impl Runs {
@@ -289,9 +306,7 @@ impl Runs {
     pub fn find(&self, name: &str) -> Result<Record, RecordError> {
         if let Ok(id) = name.parse::<RunId>() {
             return match self.read(&id) {
-                Err(RecordError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-                    Err(RecordError::NotFound(name.to_owned()))
-                }
+                Err(error) if error.is_absence() => Err(RecordError::NotFound(name.to_owned())),
                 found => found,
             };
         }

@@ -1,10 +1,12 @@
 //! Selections: which changes of a diff are to be applied.
 
+use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use hotcell_base::Glob;
 use hotcell_cell::changes::Kind;
+use hotcell_cell::control;
 use hotcell_cell::needs::normal;
 use hotcell_cell::tree::Node;
 
@@ -47,21 +49,21 @@ pub(crate) fn select(diff: &Diff, selection: &Selection) -> Result<(Vec<Entry>, 
         }
     }
     let chosen = diff.entries.iter().zip(picked).filter(|(_, picked)| *picked).map(|(entry, _)| entry);
-    let (mut entries, mut left_out, mut control) = (Vec::new(), Vec::<PathBuf>::new(), Vec::new());
+    let (mut entries, mut left_out, mut control) = (Vec::new(), BTreeSet::<PathBuf>::new(), Vec::new());
     for entry in chosen {
         let is_allowed = allowed.iter().any(|allowed| entry.path.0.starts_with(allowed));
         let is_special = |node: &Option<Node>| matches!(node, Some(Node::Special { .. }));
         // What is gone below a name that is left out stays, too.
-        let is_below = left_out.iter().any(|above| entry.path.0.starts_with(above));
+        let is_below = entry.path.0.ancestors().any(|above| left_out.contains(above));
         if is_special(&entry.after) || is_special(&entry.before) || is_below {
-            left_out.push(entry.path.0.clone());
+            left_out.insert(entry.path.0.clone());
         } else if entry.control && !is_allowed {
             control.push(entry.path.0.clone());
         } else {
             entries.push(entry.clone());
         }
     }
-    if control.is_empty() { Ok((entries, left_out)) } else { Err(PackError::Control(control)) }
+    if control.is_empty() { Ok((entries, left_out.into_iter().collect())) } else { Err(PackError::Control(control)) }
 }
 
 /// The allowed control files, relative to the workspace. One that is none is a mistake somebody should know of.
@@ -72,7 +74,7 @@ fn allowed(diff: &Diff, selection: &Selection) -> Result<Vec<PathBuf>, PackError
         let is_among =
             |below: &PathBuf| diff.entries.iter().any(|entry| entry.control && entry.path.0.starts_with(below));
         below
-            .filter(|below| !below.as_os_str().is_empty())
+            .filter(|below| control::is_control(below))
             .filter(is_among)
             .ok_or_else(|| PackError::NotControl(path.clone()))
     };

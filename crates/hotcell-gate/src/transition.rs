@@ -9,22 +9,22 @@
 //! Applying a diff and undoing it are the same walk with the ends exchanged. Every path is reached through directories
 //! that are opened one by one, never through a link and never onto another mount. Nothing is overwritten blindly: what
 //! is replaced comes out by an exchange and is looked at, and if it is not what was checked, somebody saved a file
-//! meanwhile: it goes back, and the walk stops.
+//! meanwhile: it goes back, and the walk stops. (A filesystem that cannot exchange, such as one on a network, has the
+//! moment between the look and the rename.)
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use hotcell_base::text::shown;
+use hotcell_base::text::{shown, shown_path};
 use hotcell_cell::tree::{self, Node, Tree};
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Uid};
 
 use crate::blobs::{copy_sparse, digest};
-use crate::plain;
 
 /// What a staging directory's name begins with.
 pub(crate) const STAGING: &str = ".hotcell-";
@@ -54,6 +54,15 @@ pub(crate) struct Step {
 }
 
 impl Step {
+    /// How large a file of this step is at most.
+    fn bytes_max(&self) -> u64 {
+        let size = |node: &Option<Node>| match node {
+            Some(Node::File { size, .. }) => *size,
+            _ => 0,
+        };
+        size(&self.from).max(size(&self.to))
+    }
+
     /// Whether what is there must go before anything can take its place.
     fn clears(&self) -> bool {
         match (&self.from, &self.to) {
@@ -116,13 +125,17 @@ pub(crate) fn conflicts(tree: &Tree, steps: &[Step]) -> io::Result<Vec<Conflict>
     let by_path = ByPath::from_iter(steps.iter().map(|step| (step.path.as_path(), step)));
     for step in steps {
         let mut conflict = |path: PathBuf, why: String| found.push(Conflict { path, why });
-        let now = match look(tree, &step.path) {
+        let now = match look(tree, step) {
             Err(error) if is_other_mount(&error) => {
                 conflict(step.path.clone(), "is on another filesystem that is mounted there".to_owned());
                 continue;
             }
             now => now?,
         };
+        if matches!(step.from, Some(Node::File { sha256: None, .. })) {
+            conflict(step.path.clone(), "was too large to be read, or could not be".to_owned());
+            continue;
+        }
         if !is_same(now.as_ref(), step.from.as_ref()) {
             let why = format!("is {}, and was {}", describe(now.as_ref()), describe(step.from.as_ref()));
             conflict(step.path.clone(), why);
@@ -132,19 +145,34 @@ pub(crate) fn conflicts(tree: &Tree, steps: &[Step]) -> io::Result<Vec<Conflict>
             conflict(step.path.clone(), "has no directory to be in any more".to_owned());
         }
         for name in names_that_stay(tree, &by_path, step)? {
-            conflict(step.path.join(name), "is new in a directory that is to go".to_owned());
+            let path = step.path.join(name);
+            let why = match tree.node(&path, &mut 0)? {
+                Some(Node::Special { .. }) => "is a pipe, socket or device, which stays, in a directory that is to go",
+                _ => "is new in a directory that is to go",
+            };
+            conflict(path, why.to_owned());
         }
     }
     Ok(found)
 }
 
-/// What stands at a path, a directory only if it is of the same mount.
-fn look(tree: &Tree, path: &Path) -> io::Result<Option<Node>> {
-    let node = tree.node(path, &mut u64::MAX.clone())?;
+/// What stands at a step's path, a directory only if it is of the same mount.
+fn look(tree: &Tree, step: &Step) -> io::Result<Option<Node>> {
+    let node = node(tree, step)?;
     if node.as_ref().is_some_and(Node::is_directory) {
-        tree.directory(path)?;
+        tree.directory(&step.path).map_err(about(step, "looking at"))?;
     }
     Ok(node)
+}
+
+/// What stands at a step's path. A file is read only if it can be one of the step's.
+fn node(tree: &Tree, step: &Step) -> io::Result<Option<Node>> {
+    tree.node(&step.path, &mut step.bytes_max()).map_err(about(step, "looking at"))
+}
+
+/// Whether a step's path is as it was before the step.
+pub(crate) fn is_at_start(tree: &Tree, step: &Step) -> io::Result<bool> {
+    Ok(is_same(node(tree, step)?.as_ref(), step.from.as_ref()))
 }
 
 fn is_other_mount(error: &io::Error) -> bool {
@@ -156,7 +184,7 @@ fn is_other_mount(error: &io::Error) -> bool {
 pub(crate) fn backward(tree: &Tree, steps: &[Step]) -> io::Result<(Vec<Step>, Vec<Conflict>)> {
     let (mut back, mut foreign, mut closed) = (Vec::new(), Vec::new(), Vec::new());
     for step in steps {
-        let now = tree.node(&step.path, &mut u64::MAX.clone())?;
+        let now = node(tree, step)?;
         if is_same(now.as_ref(), step.from.as_ref()) {
             // As it was, and still in the way of what is in it.
             if matches!(now, Some(Node::Directory { mode }) if mode & 0o300 != 0o300) {
@@ -171,9 +199,14 @@ pub(crate) fn backward(tree: &Tree, steps: &[Step]) -> io::Result<(Vec<Step>, Ve
             foreign.push(Conflict { path: step.path.clone(), why });
         }
     }
-    while let Some((at, conflict)) = find_impossible(tree, &back)? {
-        back.remove(at);
-        foreign.push(conflict);
+    loop {
+        let impossible = find_impossible(tree, &back)?;
+        if impossible.is_empty() {
+            break;
+        }
+        let paths: BTreeSet<&Path> = impossible.iter().map(|conflict| conflict.path.as_path()).collect();
+        back.retain(|step| !paths.contains(step.path.as_path()));
+        foreign.extend(impossible);
     }
     if !back.is_empty() {
         back.extend(closed);
@@ -197,20 +230,21 @@ fn is_halfway(step: &Step, now: Option<&Node>) -> bool {
     }
 }
 
-/// A step that cannot be taken because of something that stays: a directory with somebody's file in it cannot go, and
+/// Steps that cannot be taken because of something that stays: a directory with somebody's file in it cannot go, and
 /// nothing can be put where there is no directory.
-fn find_impossible(tree: &Tree, back: &[Step]) -> io::Result<Option<(usize, Conflict)>> {
+fn find_impossible(tree: &Tree, back: &[Step]) -> io::Result<Vec<Conflict>> {
     let by_path = ByPath::from_iter(back.iter().map(|step| (step.path.as_path(), step)));
-    for (at, step) in back.iter().enumerate() {
+    let mut impossible = Vec::new();
+    for step in back {
         let stays = names_that_stay(tree, &by_path, step)?;
         let why = match stays.first() {
             Some(name) => format!("cannot go: {} is in it", shown(name.as_bytes())),
             None if lacks_directory(tree, &by_path, step)? => "has no directory to be in any more".to_owned(),
             None => continue,
         };
-        return Ok(Some((at, Conflict { path: step.path.clone(), why })));
+        impossible.push(Conflict { path: step.path.clone(), why });
     }
-    Ok(None)
+    Ok(impossible)
 }
 
 type ByPath<'s> = BTreeMap<&'s Path, &'s Step>;
@@ -291,6 +325,10 @@ impl Transition<'_> {
         let name = self.staging_name();
         rustix::fs::mkdirat(self.tree.root(), &name, Mode::from_raw_mode(0o700))?;
         let staging = self.tree.directory(Path::new(&name))?;
+        // What the tree gives to new files of its own, it does not give to those that only pass through here.
+        for attribute in ["system.posix_acl_default", "system.posix_acl_access"] {
+            let _none_to_begin_with = rustix::fs::fremovexattr(&staging, attribute);
+        }
         let mut linked: BTreeMap<u64, usize> = BTreeMap::new();
         for step in self.steps.iter().filter(|step| step.replaces()) {
             match step.hard_link.and_then(|number| linked.get(&number)) {
@@ -320,7 +358,7 @@ impl Transition<'_> {
             }
             Some(Node::File { mode, sha256, .. }) => {
                 if let Some(other) = &step.link_to
-                    && self.tree.node(other, &mut u64::MAX.clone())?.as_ref() == step.to.as_ref()
+                    && self.tree.node(other, &mut step.bytes_max())?.as_ref() == step.to.as_ref()
                 {
                     let (directory, name) = self.tree.place(other)?;
                     return Ok(rustix::fs::linkat(&directory, name, staging, &number, AtFlags::empty())?);
@@ -348,6 +386,10 @@ impl Transition<'_> {
                     return Err(io::Error::other("kept contents are not what their digest says"));
                 }
                 own(staging, draft.as_bytes(), owner)?;
+                let stat = rustix::fs::fstat(&to)?;
+                if mode & 0o6000 != 0 && owner.is_some_and(|owner| owner != (stat.st_uid, stat.st_gid)) {
+                    return Err(io::Error::other("its set-id bit is for its owner, who we are not"));
+                }
                 set_attributes(&to, &attributes);
                 rustix::fs::fchmod(&to, Mode::from_raw_mode(*mode))?;
                 // Complete, it gets its number: whatever is found under a number is somebody's whole file.
@@ -387,11 +429,18 @@ impl Transition<'_> {
             let moved = rustix::fs::renameat(&directory, name, staging, &aside);
             moved.map_err(about(step, "moving aside"))?;
             begun.insert(step.number);
-            if !is_same(at(staging, &aside)?.as_ref(), step.from.as_ref()) {
+            if !is_same(at(staging, &aside, step)?.as_ref(), step.from.as_ref()) {
                 // Somebody's newest version: back to its place, or beside what is there by now.
-                rescue(self.tree, staging, &aside, &step.path)?;
+                let kept = rescue(self.tree, staging, &aside, &step.path)?;
                 begun.remove(&step.number);
-                return Err(saved_meanwhile(&step.path));
+                return Err(if kept == step.path {
+                    saved_meanwhile(&step.path)
+                } else {
+                    let (path, kept) = (shown_path(&step.path), shown_path(&kept));
+                    io::Error::other(format!(
+                        "`{path}` was changed by somebody else meanwhile; that is kept as `{kept}`"
+                    ))
+                });
             }
         }
         Ok(())
@@ -412,7 +461,7 @@ impl Transition<'_> {
                     set_attributes(&File::from(self.tree.directory(&step.path)?), &step.attributes);
                 }
                 Some(Node::File { mode, .. }) if !step.replaces() => {
-                    if !is_same(look(self.tree, &step.path)?.as_ref(), step.from.as_ref()) {
+                    if !is_at_start(self.tree, step)? {
                         return Err(saved_meanwhile(&step.path));
                     }
                     begun.insert(step.number);
@@ -440,10 +489,17 @@ impl Transition<'_> {
         let flags = if is_empty { RenameFlags::NOREPLACE } else { RenameFlags::EXCHANGE };
         match rustix::fs::renameat_with(staging, &staged, directory, name, flags) {
             Ok(()) => {}
-            // A filesystem that cannot exchange: look, and rename at once.
+            // A filesystem that has neither: a link takes nobody's place, and for the rest, look and rename at once.
+            Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) if is_empty => {
+                match rustix::fs::linkat(staging, &staged, directory, name, AtFlags::empty()) {
+                    Err(rustix::io::Errno::EXIST) => return Err(saved_meanwhile(&step.path)),
+                    linked => linked?,
+                }
+                begun.insert(step.number);
+                return Ok(rustix::fs::unlinkat(staging, &staged, AtFlags::empty())?);
+            }
             Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
-                let expected = step.from.as_ref().filter(|_| !is_empty);
-                if !is_same(look(self.tree, &step.path)?.as_ref(), expected) {
+                if !is_at_start(self.tree, step)? {
                     return Err(saved_meanwhile(&step.path));
                 }
                 rustix::fs::renameat(staging, &staged, directory, name)?;
@@ -454,7 +510,7 @@ impl Transition<'_> {
             Err(errno) => return Err(errno.into()),
         }
         begun.insert(step.number);
-        if !is_empty && !is_same(at(staging, &staged)?.as_ref(), step.from.as_ref()) {
+        if !is_empty && !is_same(at(staging, &staged, step)?.as_ref(), step.from.as_ref()) {
             rustix::fs::renameat_with(staging, &staged, directory, name, RenameFlags::EXCHANGE)?;
             begun.remove(&step.number);
             return Err(saved_meanwhile(&step.path));
@@ -467,8 +523,8 @@ impl Transition<'_> {
             if let Some(Node::Directory { mode }) = step.to {
                 begun.insert(step.number);
                 let directory = self.tree.directory(&step.path).map_err(about(step, "finding"))?;
-                // A new one has its set-group bit from the directory above it.
-                let is_new = made.contains(step.path.as_path());
+                // A new one has its set-group bit from the directory above it; one that was there has its own.
+                let is_new = made.contains(step.path.as_path()) && step.owner.is_none();
                 let inherited = if is_new { rustix::fs::fstat(&directory)?.st_mode & 0o2000 } else { 0 };
                 rustix::fs::fchmod(&directory, Mode::from_raw_mode(mode | inherited))?;
             }
@@ -491,46 +547,59 @@ pub(crate) fn settle(tree: &Tree, steps: &[Step], tag: &str) -> io::Result<Vec<C
     for entry in tree.names(Path::new(&name))? {
         let text = entry.to_string_lossy();
         let number = text.strip_prefix(ASIDE).unwrap_or(&text).parse::<usize>().ok();
-        let step = number.and_then(|number| by_number.get(&number));
-        let found = at(staging.as_fd(), &text)?;
-        let is_state =
-            |step: &&&Step| is_same(found.as_ref(), step.from.as_ref()) || is_same(found.as_ref(), step.to.as_ref());
-        let step = match step {
-            Some(step) if !is_state(&step) => step,
-            None if !text.starts_with(DRAFT) => {
-                return Err(io::Error::other(format!("`{text}` is not known in `{name}`")));
-            }
-            _ => {
-                rustix::fs::unlinkat(&staging, &entry, AtFlags::empty())?;
-                continue;
-            }
+        let is_state = |step: &Step| {
+            let found = at(staging.as_fd(), &text, step)?;
+            // Nothing of ours in here is a directory.
+            let is_ours = !found.as_ref().is_some_and(Node::is_directory);
+            Ok::<bool, io::Error>(
+                is_ours && (is_same(found.as_ref(), step.from.as_ref()) || is_same(found.as_ref(), step.to.as_ref())),
+            )
         };
-        let kept = rescue(tree, staging.as_fd(), &text, &step.path)?;
-        let why = format!("was written to meanwhile, and is kept as `{}`", shown(kept.as_os_str().as_bytes()));
-        saved.push(Conflict { path: step.path.clone(), why });
+        match number.and_then(|number| by_number.get(&number)) {
+            Some(step) if !is_state(step)? => {
+                let kept = shown_path(&rescue(tree, staging.as_fd(), &text, &step.path)?);
+                let why = format!("was written to meanwhile, and is kept as `{kept}`");
+                saved.push(Conflict { path: step.path.clone(), why });
+            }
+            None if !text.starts_with(DRAFT) => {
+                let why = "is not of ours, and was left there".to_owned();
+                saved.push(Conflict { path: Path::new(&name).join(&entry), why });
+            }
+            _ => rustix::fs::unlinkat(&staging, &entry, AtFlags::empty())?,
+        }
     }
-    rustix::fs::unlinkat(tree.root(), &name, AtFlags::REMOVEDIR)?;
-    Ok(saved)
+    match rustix::fs::unlinkat(tree.root(), &name, AtFlags::REMOVEDIR) {
+        // Something was left there, and said.
+        Err(rustix::io::Errno::NOTEMPTY) => Ok(saved),
+        removed => removed.map(|()| saved).map_err(io::Error::from),
+    }
 }
 
-/// Moves a file from a directory into the tree: to its place if nothing is there, else beside it. Where it is now.
+/// Moves what somebody saved from a directory into the tree: to its place if nothing is there, else beside it. Where it
+/// is now.
 fn rescue(tree: &Tree, from: BorrowedFd<'_>, name: &str, path: &Path) -> io::Result<PathBuf> {
-    let kept = link_at_first_free(tree, from, Path::new(name), names_for(path))?;
-    rustix::fs::unlinkat(from, name, AtFlags::empty())?;
-    Ok(kept)
+    at_first_free(tree, names_for(path), |directory, place| {
+        match rustix::fs::renameat_with(from, name, directory, place, RenameFlags::NOREPLACE) {
+            // A filesystem that would replace; a link does not.
+            Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
+                rustix::fs::linkat(from, name, directory, place, AtFlags::empty())?;
+                rustix::fs::unlinkat(from, name, AtFlags::empty())
+            }
+            renamed => renamed,
+        }
+    })
 }
 
-/// Gives a file the first of these names that is free. A link takes nobody's place, on any filesystem.
-fn link_at_first_free(
+/// Puts something under the first of these names that is free.
+pub(crate) fn at_first_free(
     tree: &Tree,
-    from: BorrowedFd<'_>,
-    name: &Path,
     candidates: impl Iterator<Item = PathBuf>,
+    put: impl Fn(BorrowedFd<'_>, &OsStr) -> rustix::io::Result<()>,
 ) -> io::Result<PathBuf> {
     for candidate in candidates {
         // Its directory may be gone, too: then one at the top will do.
         let Ok((directory, place)) = tree.place(&candidate) else { continue };
-        match rustix::fs::linkat(from, name, &directory, place, AtFlags::empty()) {
+        match put(directory.as_fd(), place) {
             Ok(()) => return Ok(candidate),
             Err(rustix::io::Errno::EXIST) => {}
             Err(errno) => return Err(errno.into()),
@@ -540,12 +609,13 @@ fn link_at_first_free(
 }
 
 /// A path, names beside it, and names at the top of the tree.
-fn names_for(path: &Path) -> impl Iterator<Item = PathBuf> {
-    let name = path.file_name().unwrap_or_default().to_owned();
+pub(crate) fn names_for(path: &Path) -> impl Iterator<Item = PathBuf> {
+    const NAME_BYTES_MAX: usize = 255;
+    let name = path.file_name().unwrap_or_default().as_bytes().to_owned();
     let numbered = move |number: u32| {
-        let mut name = name.clone();
-        name.push(format!(".hotcell-saved-{number}"));
-        name
+        let end = format!(".hotcell-saved-{number}");
+        let kept = name.len().min(NAME_BYTES_MAX - end.len());
+        OsString::from_vec([&name[..kept], end.as_bytes()].concat())
     };
     let parent = path.parent().unwrap_or(Path::new("")).to_owned();
     let (beside, top) = (numbered.clone(), numbered);
@@ -555,28 +625,9 @@ fn names_for(path: &Path) -> impl Iterator<Item = PathBuf> {
         .chain((1..1000).map(move |number| PathBuf::from(top(number))))
 }
 
-/// Brings a kept original that was written to since back beside its place, unless it is what it was. Where it is.
-pub(crate) fn rescue_original(
-    tree: &Tree,
-    original: &Path,
-    path: &Path,
-    before: Option<&Node>,
-) -> io::Result<Option<PathBuf>> {
-    let Ok(file) = plain::open(original) else { return Ok(None) };
-    if matches!(before, Some(Node::File { sha256: Some(wanted), .. }) if digest(&file)? == *wanted) {
-        return Ok(None);
-    }
-    // In its place it is kept already: it was never replaced.
-    let number = |file: &File| rustix::fs::fstat(file).map(|stat| (stat.st_dev, stat.st_ino));
-    if tree.file(path).is_ok_and(|now| number(&now).ok() == number(&file).ok()) {
-        return Ok(None);
-    }
-    link_at_first_free(tree, CWD, original, names_for(path).skip(1)).map(Some)
-}
-
 /// Says what failed.
 fn about<E: Into<io::Error>>(step: &Step, what: &'static str) -> impl FnOnce(E) -> io::Error {
-    let path = shown(step.path.as_os_str().as_bytes());
+    let path = shown_path(&step.path);
     move |error| {
         let error = error.into();
         io::Error::new(error.kind(), format!("{what} `{path}` failed: {error}"))
@@ -584,12 +635,12 @@ fn about<E: Into<io::Error>>(step: &Step, what: &'static str) -> impl FnOnce(E) 
 }
 
 fn saved_meanwhile(path: &Path) -> io::Error {
-    io::Error::other(format!("`{}` was changed by somebody else meanwhile", shown(path.as_os_str().as_bytes())))
+    io::Error::other(format!("`{}` was changed by somebody else meanwhile", shown_path(path)))
 }
 
-/// What stands under a name of a directory that is open.
-fn at(directory: BorrowedFd<'_>, name: &str) -> io::Result<Option<Node>> {
-    Tree::of_directory(directory)?.node(Path::new(name), &mut u64::MAX.clone())
+/// What stands under a name of a directory that is open. A file is read only if it can be one of the step's.
+fn at(directory: BorrowedFd<'_>, name: &str, step: &Step) -> io::Result<Option<Node>> {
+    Tree::of_directory(directory)?.node(Path::new(name), &mut step.bytes_max())
 }
 
 /// Sets the mode of a thing of this kind, and of nothing a link leads to.
@@ -624,37 +675,9 @@ fn is_harmless(name: &[u8]) -> bool {
 }
 
 /// Sets extended attributes, as far as we may.
-fn set_attributes(to: &File, attributes: &[(Vec<u8>, Vec<u8>)]) {
+pub(crate) fn set_attributes(to: &File, attributes: &[(Vec<u8>, Vec<u8>)]) {
     for (name, value) in attributes {
         // A label only the machine may give, or a filesystem without attributes.
         let _as_far_as_we_may = rustix::fs::fsetxattr(to, &name[..], value, rustix::fs::XattrFlags::empty());
     }
-}
-
-/// Keeps a file of the tree for later: a copy, for a process that has it open may go on writing to it; and, where that
-/// can be, the file itself by another name, so that it can come back as the very file it was.
-pub(crate) fn save(tree: &Tree, path: &Path, to: &Path) -> io::Result<()> {
-    let file = tree.file(path)?;
-    let (directory, name) = tree.place(path)?;
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let copy = File::from(rustix::fs::open(copy_of(to), flags, Mode::from_raw_mode(0o600))?);
-    // Shared blocks where the filesystem can, bytes elsewhere.
-    if rustix::fs::ioctl_ficlone(&copy, &file).is_err() {
-        copy_sparse(&file, &copy)?;
-    }
-    set_attributes(&copy, &tree::attributes(&file));
-    // Another filesystem, or a file that is not ours to link: then there is the copy.
-    let _the_copy_will_do = rustix::fs::linkat(&directory, name, CWD, to, AtFlags::empty());
-    Ok(())
-}
-
-/// Where the copy of a kept file is.
-pub(crate) fn copy_of(kept: &Path) -> PathBuf {
-    kept.with_extension("copy")
-}
-
-/// The number of a file that has further names.
-pub(crate) fn shared_number(tree: &Tree, path: &Path) -> Option<u64> {
-    let stat = tree.file(path).and_then(|file| Ok(rustix::fs::fstat(&file)?)).ok()?;
-    (stat.st_nlink > 1).then_some(stat.st_ino)
 }

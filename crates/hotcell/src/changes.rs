@@ -1,7 +1,7 @@
 //! `apply` and `undo`: a run's changes made to the workspace itself, and taken back.
 
-use hotcell_base::text::shown;
-use hotcell_gate::pack::{Pack, Packs, State};
+use hotcell_base::text::shown_path;
+use hotcell_gate::pack::{Pack, Packs, State, Undone};
 use hotcell_gate::{Conflict, Diff, Home, Selection};
 use hotcell_sys::signals::EndSignals;
 use serde_json::{Value, json};
@@ -17,26 +17,28 @@ pub(crate) fn apply(home: &Home, args: &ApplyArgs) -> Result<(), Failure> {
         Selection { only: args.only.clone(), except: args.except.clone(), allow_control: args.allow_control.clone() };
     let _held_back = hold_signals_back()?;
     let applied = Packs::of(home).apply(&diff, &selection)?;
+    applied.recovered.iter().for_each(crate::gc::say_pack);
     for path in &applied.left_out {
-        let path = shown(path.as_os_str().as_encoded_bytes());
+        let path = shown_path(path);
         screen::note(&format!("left out {path}: pipes, sockets and devices are not applied"));
     }
     say_saved(&applied.saved);
-    if args.json {
-        return screen::answer(format!(
-            "{:#}\n",
-            json!({ "pack": applied.pack, "left_out": applied.left_out.len(), "saved": as_json(&applied.saved) })
-        ));
-    }
-    let Some(pack) = applied.pack else {
-        return screen::answer("nothing to apply\n");
+    let Some(pack) = &applied.pack else {
+        let nothing = json!({ "pack": null, "left_out": applied.left_out.len(), "saved": [] });
+        return screen::answer(if args.json { format!("{nothing:#}\n") } else { "nothing to apply\n".to_owned() });
     };
-    let workspace = shown(pack.workspace.0.as_os_str().as_encoded_bytes());
-    screen::answer(format!(
-        "applied  {} to {workspace}\nundo     hotcell undo {}\n",
-        screen::count(pack.entries.len(), "change"),
-        pack.pack_id
-    ))
+    let text = if args.json {
+        let object = json!({ "pack": pack, "left_out": applied.left_out.len(), "saved": as_json(&applied.saved) });
+        format!("{object:#}\n")
+    } else {
+        let workspace = shown_path(&pack.workspace.0);
+        let n = screen::count(pack.entries.len(), "change");
+        format!("applied  {n} to {workspace}\nundo     hotcell undo {}\n", pack.pack_id)
+    };
+    screen::answer(text).inspect_err(|_| {
+        // Nobody saw it, and it is done all the same.
+        screen::note(&format!("the changes were made; to take them back: hotcell undo {}", pack.pack_id));
+    })
 }
 
 pub(crate) fn undo(home: &Home, args: &UndoArgs) -> Result<(), Failure> {
@@ -44,16 +46,18 @@ pub(crate) fn undo(home: &Home, args: &UndoArgs) -> Result<(), Failure> {
     let packs = Packs::of(home);
     let Some(id) = &args.id else { return list(&packs, args.json) };
     if args.forget {
-        let pack = packs.forget(id)?;
+        let (pack, saved) = packs.forget(id)?;
+        say_saved(&saved);
         return screen::answer(format!("forgotten  {}: it cannot be undone any more\n", pack.pack_id));
     }
     let _held_back = hold_signals_back()?;
-    let (pack, saved) = packs.undo(id)?;
+    let Undone { pack, saved, recovered } = packs.undo(id)?;
+    recovered.iter().for_each(crate::gc::say_pack);
     say_saved(&saved);
     if args.json {
         return screen::answer(format!("{:#}\n", json!({ "pack": pack, "saved": as_json(&saved) })));
     }
-    let workspace = shown(pack.workspace.0.as_os_str().as_encoded_bytes());
+    let workspace = shown_path(&pack.workspace.0);
     let n = screen::count(pack.entries.len(), "path");
     screen::answer(format!("undone   {}: {n} of {workspace} as before\n", pack.pack_id))
 }
@@ -68,15 +72,14 @@ fn hold_signals_back() -> Result<EndSignals, Failure> {
 }
 
 fn as_json(saved: &[Conflict]) -> Value {
-    let list =
-        saved.iter().map(|one| json!({ "path": shown(one.path.as_os_str().as_encoded_bytes()), "why": one.why }));
+    let list = saved.iter().map(|one| json!({ "path": shown_path(&one.path), "why": one.why }));
     list.collect::<Vec<_>>().into()
 }
 
 /// Says what somebody wrote meanwhile.
 fn say_saved(saved: &[Conflict]) {
     for one in saved {
-        screen::note(&format!("note: {} {}", shown(one.path.as_os_str().as_encoded_bytes()), one.why));
+        screen::note(&format!("note: {} {}", shown_path(&one.path), one.why));
     }
 }
 
@@ -106,6 +109,6 @@ fn row(pack: &Pack) -> Vec<String> {
         State::RolledBack => "rolled back",
         State::Stuck => "stuck",
     };
-    let workspace = shown(pack.workspace.0.as_os_str().as_encoded_bytes());
+    let workspace = shown_path(&pack.workspace.0);
     vec![pack.pack_id.to_string(), pack.run_id.to_string(), state.to_owned(), pack.entries.len().to_string(), workspace]
 }

@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
-use hotcell_base::text::{shown, shown_line};
+use hotcell_base::text::{shown, shown_line, shown_path};
 use hotcell_cell::changes::Kind;
 use hotcell_cell::tree::Node;
 use hotcell_gate::diff::Entry;
@@ -135,7 +135,7 @@ fn file(
     let sides = Sides::of(diff, before, after);
     if sides.is_none() && !is_same {
         // A patch that git reads cannot say it; what it can say is not spoiled by it.
-        let path = shown(entry.path.0.as_os_str().as_bytes());
+        let path = shown_path(&entry.path.0);
         push(out, &format!("# {path}: binary, {} -> {}\n", size(before), size(after)));
         return;
     }
@@ -186,7 +186,7 @@ fn push(out: &mut Vec<u8>, text: &str) {
 
 /// What git has no word for.
 fn remarks(entry: &Entry) -> Vec<String> {
-    let path = shown(entry.path.0.as_os_str().as_bytes());
+    let path = shown_path(&entry.path.0);
     let mut remarks = Vec::new();
     match (&entry.before, &entry.after) {
         (Some(Node::Directory { mode: old }), Some(Node::Directory { mode: new })) if old != new => {
@@ -278,7 +278,7 @@ fn stat(diff: &Diff) -> String {
             }
             None => format!("{} -> {}", size(entry.before.as_ref()), size(entry.after.as_ref())),
         };
-        rows.push(vec![word(entry.kind), shown(entry.path.0.as_os_str().as_bytes()), what]);
+        rows.push(vec![word(entry.kind), shown_path(&entry.path.0), what]);
     }
     let more = if diff.truncated { " or more" } else { "" };
     let n = screen::count(diff.entries.len(), "change");
@@ -296,7 +296,7 @@ fn as_json(diff: &Diff) -> Value {
     let time = Time::new();
     let entries = diff.entries.iter().map(|entry| {
         let mut object = json!(entry);
-        object["shown"] = shown(entry.path.0.as_os_str().as_bytes()).into();
+        object["shown"] = shown_path(&entry.path.0).into();
         if let Some(sides) = Sides::of(diff, entry.before.as_ref(), entry.after.as_ref()) {
             let (plus, minus) = sides.counts(&time);
             object["lines_added"] = plus.into();

@@ -3,6 +3,7 @@
 use std::error::Error;
 
 use hotcell_base::Outcome;
+use hotcell_base::text::shown_path;
 use hotcell_cell::needs::CommandError;
 use hotcell_cell::{HostError, PlanError, RunError, Wall};
 use hotcell_gate::{DiffError, GateError, HomeError, PackError, RecordError};
@@ -82,10 +83,10 @@ impl Failure {
             Failure::Home(HomeError::Unknown { path }) => {
                 format!(
                     "if it is yours, name it: hotcell --home '{}' …; else keep runs elsewhere: HOTCELL_HOME=DIR",
-                    path.display()
+                    shown_path(path)
                 )
             }
-            Failure::Home(HomeError::NotPrivate { path, .. }) => format!("close it: chmod 700 '{}'", path.display()),
+            Failure::Home(HomeError::NotPrivate { path, .. }) => format!("close it: chmod 700 '{}'", shown_path(path)),
             Failure::Home(_) => "choose another place: hotcell --home DIR …, or set HOTCELL_HOME".to_owned(),
             Failure::Plan(error) => return plan_hint(error),
             Failure::Gate(error) => match &**error {
@@ -103,7 +104,7 @@ impl Failure {
             Failure::Pack(error) => pack_hint(error),
             Failure::Record(RecordError::NotFound(_)) => "list the runs: hotcell ls".to_owned(),
             Failure::Record(RecordError::Ambiguous { .. }) => "give more of the id: hotcell ls".to_owned(),
-            Failure::Record(RecordError::Damaged { path, .. }) => format!("look at it: less '{}'", path.display()),
+            Failure::Record(RecordError::Damaged { path, .. }) => format!("look at it: less '{}'", shown_path(path)),
             Failure::Record(_) => "look at the rights there: ls -ld on that path".to_owned(),
             Failure::Usage { hint, .. } | Failure::Refused { hint, .. } => hint.clone(),
             Failure::Io { hint, .. } => return hint.clone(),
@@ -127,6 +128,8 @@ impl Failure {
                     PackError::Truncated(_)
                     | PackError::Control(_)
                     | PackError::NotControl(_)
+                    | PackError::Closed(_)
+                    | PackError::Needed(_)
                     | PackError::Conflicts { .. }
                     | PackError::Busy(_)
                     | PackError::Stuck { .. }
@@ -151,7 +154,7 @@ impl Failure {
 fn in_the_way(error: &PackError) -> Vec<String> {
     const SHOWN_MAX: usize = 10;
     let lines: Vec<String> = match error {
-        PackError::Control(paths) => paths.iter().map(|path| shown_path(path)).collect(),
+        PackError::Control(paths) | PackError::Closed(paths) => paths.iter().map(shown_path).collect(),
         PackError::Conflicts { conflicts, .. }
         | PackError::Stuck { conflicts, .. }
         | PackError::Failed { saved: conflicts, .. } => {
@@ -164,21 +167,26 @@ fn in_the_way(error: &PackError) -> Vec<String> {
     lines.into_iter().take(SHOWN_MAX).chain(rest).collect()
 }
 
-fn shown_path(path: &std::path::Path) -> String {
-    hotcell_base::text::shown(path.as_os_str().as_encoded_bytes())
-}
-
 fn pack_hint(error: &PackError) -> String {
     match error {
         PackError::Truncated(_) => "run it again in a smaller part of the tree: hotcell run -w DIR …".to_owned(),
         PackError::Control(paths) => {
-            let first = paths.first().map_or_else(String::new, |path| shown_path(path));
+            let first = paths.first().map_or_else(String::new, shown_path);
+            let each = if paths.len() > 1 { ", and so for each" } else { "" };
             format!(
-                "leave them out: hotcell apply RUN --except '{first}'; or, having read them: --allow-control '{first}'"
+                "leave it out: hotcell apply RUN --except '{first}'; or, having read it: --allow-control '{first}'{each}"
             )
         }
+        PackError::Closed(paths) => {
+            let first = paths.first().map_or_else(String::new, shown_path);
+            format!("leave it out: hotcell apply RUN --except '{first}'")
+        }
+        PackError::Needed(_) => "lead the tree back first: hotcell gc --yes".to_owned(),
         PackError::NotControl(_) => "see which ones there are: hotcell diff --stat on that run".to_owned(),
-        PackError::Conflicts { .. } => "look at what moved, then run again on the tree as it is now".to_owned(),
+        PackError::Conflicts { .. } => {
+            "look at each of them: put it back to what it was, or leave it out and run again on the tree as it is now"
+                .to_owned()
+        }
         PackError::Busy(_) => "try again when it is over: hotcell ls".to_owned(),
         PackError::NotFound(_) => "the id is what hotcell apply printed; or give the run: hotcell ls".to_owned(),
         PackError::NotApplied { .. } => "see all of them: hotcell undo --list".to_owned(),
@@ -215,7 +223,7 @@ fn plan_hint(error: &PlanError) -> Option<String> {
         }
         PlanError::Command(CommandError::Directory(_)) => "give a program: hotcell run -- ls DIR".to_owned(),
         PlanError::Command(CommandError::NotExecutable(path)) => {
-            format!("make it executable: chmod +x '{}'", path.display())
+            format!("make it executable: chmod +x '{}'", shown_path(path))
         }
         PlanError::Limit(limit) => {
             format!("give more: hotcell run --{} {} …", limit.limit, limit.least.replace(' ', ""))
@@ -234,6 +242,11 @@ fn plan_hint(error: &PlanError) -> Option<String> {
 
 fn run_hint(error: &RunError) -> Option<String> {
     Some(match error {
+        RunError::Wall { source: Some(source), .. }
+            if source.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error()) =>
+        {
+            "let it open more files: ulimit -n 1024".to_owned()
+        }
         RunError::Wall { wall, .. } => wall_hint(*wall),
         RunError::Cgroup(_) => wall_hint(Wall::Cgroup),
         RunError::WorkingDirectory { .. } => "give one that exists inside: hotcell run -C /tmp …".to_owned(),

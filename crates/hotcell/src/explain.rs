@@ -2,7 +2,7 @@
 
 use std::os::unix::ffi::OsStrExt;
 
-use hotcell_base::text::shown;
+use hotcell_base::text::{shown, shown_path};
 use hotcell_cell::plan::{ID_FIRST, Identity};
 use hotcell_cell::{Plan, Standing, seccomp};
 use serde_json::json;
@@ -26,7 +26,7 @@ pub(crate) fn text(plan: &Plan, args: &RunArgs) -> String {
         match plan.workspace() {
             Some(workspace) => {
                 let mode = format!("{:?}", workspace.mode).to_lowercase();
-                format!("{} ({mode})", shown(workspace.path.as_os_str().as_bytes()))
+                format!("{} ({mode})", shown_path(&workspace.path))
             }
             None => "none: the directory is empty, writable and gone afterwards".to_owned(),
         },
@@ -73,7 +73,7 @@ pub(crate) fn json(plan: &Plan) -> String {
         "directory": shown(plan.cwd().as_os_str().as_bytes()),
         "identity": identity(plan),
         "workspace": plan.workspace().map(|workspace| json!({
-            "path": shown(workspace.path.as_os_str().as_bytes()),
+            "path": shown_path(&workspace.path),
             "mode": workspace.mode,
         })),
         "walls": plan.walls(),

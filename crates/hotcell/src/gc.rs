@@ -1,6 +1,6 @@
 //! `hotcell gc`, and the quick form of it that every start does.
 
-use hotcell_base::text::shown;
+use hotcell_base::text::{shown, shown_path};
 use hotcell_gate::Home;
 use hotcell_gate::gc::{self, Cleared, Leftover};
 use hotcell_gate::pack::{Recovered, State};
@@ -74,7 +74,7 @@ fn say(cleared: &Cleared) {
         screen::note(&format!(
             "hotcell: {} is not there any more; if it was moved, a killed cell's empty .git and the like went with it, \
              until the next `hotcell run --mode rw` there",
-            shown(directory.as_os_str().as_encoded_bytes())
+            shown_path(directory)
         ));
     }
     for (leftover, error) in &cleared.failed {
@@ -88,7 +88,8 @@ fn say(cleared: &Cleared) {
     }
 }
 
-fn say_pack(pack: &Recovered) {
+/// Says what became of a change that was cut short.
+pub(crate) fn say_pack(pack: &Recovered) {
     let what = match pack.state {
         State::Stuck => "was cut short by a crash, and the tree was changed since; what others changed was left alone",
         State::Undone => "was being undone when hotcell died; it is undone now",
@@ -96,7 +97,7 @@ fn say_pack(pack: &Recovered) {
     };
     screen::note(&format!("hotcell: {} {what}", pack.pack_id));
     for conflict in &pack.conflicts {
-        let path = shown(conflict.path.as_os_str().as_encoded_bytes());
+        let path = shown_path(&conflict.path);
         screen::note(&format!("         {path} {}", conflict.why));
     }
 }

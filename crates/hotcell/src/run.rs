@@ -253,8 +253,8 @@ pub(crate) fn ending(record: &Record) -> String {
     }
     let workspace = &record.workspace;
     if workspace.mode == "cow" {
-        let n = workspace.changed.len();
-        let more = if workspace.changed_truncated { " or more" } else { "" };
+        let n = workspace.changed_count;
+        let more = if workspace.changed_unknown { " or more" } else { "" };
         text.push_str(&format!(
             "\n         {n}{more} changed in the workspace's copy; the host's files are as they were"
         ));

@@ -15,7 +15,7 @@ use crate::error::Failure;
 use crate::screen;
 
 fn is_running(home: &Home, record: &Record) -> bool {
-    record.outcome.is_none() && LiveCell::find(home, &record.run_id).is_some_and(|cell| cell.supervisor.is_alive())
+    record.outcome.is_none() && LiveCell::find(home, &record.run_id).is_some_and(|cell| cell.is_alive(home))
 }
 
 fn state(home: &Home, record: &Record) -> String {
@@ -146,8 +146,7 @@ pub(crate) fn logs(home: &Home, args: &LogsArgs) -> Result<(), Failure> {
     let mut stderr = open("stderr.log", !args.stdout)?;
     loop {
         // Asked before copying: what was written before the end is copied after it.
-        let running =
-            args.follow && LiveCell::find(home, &record.run_id).is_some_and(|cell| cell.supervisor.is_alive());
+        let running = args.follow && LiveCell::find(home, &record.run_id).is_some_and(|cell| cell.is_alive(home));
         copy(stdout.as_mut(), &mut io::stdout())?;
         copy(stderr.as_mut(), &mut io::stderr())?;
         if !running {
@@ -209,12 +208,12 @@ pub(crate) fn stop(home: &Home, args: &StopArgs) -> Result<(), Failure> {
     let pid = i32::try_from(cell.supervisor.pid).ok().and_then(Pid::from_raw).ok_or_else(not_running)?;
     // The descriptor first, the identity second: after both, it cannot be another process.
     let Ok(pidfd) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else { return Err(not_running()) };
-    if !cell.supervisor.is_alive() {
+    if !cell.is_alive(home) {
         return Err(not_running());
     }
     rustix::process::pidfd_send_signal(&pidfd, Signal::TERM).map_err(|errno| failed(errno.into()))?;
     let give_up = Instant::now() + STOP_WAIT;
-    while LiveCell::find(home, &record.run_id).is_some() && cell.supervisor.is_alive() {
+    while LiveCell::find(home, &record.run_id).is_some() && cell.is_alive(home) {
         if Instant::now() > give_up {
             return Err(failed(io::Error::other("it did not end in time")));
         }

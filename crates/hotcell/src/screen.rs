@@ -2,6 +2,8 @@
 
 use std::io::{self, Write};
 
+use hotcell_base::text::shown_line;
+
 use crate::error::Failure;
 
 /// Writes text to stdout; says whether it arrived.
@@ -28,9 +30,10 @@ pub(crate) fn answer(text: impl AsRef<[u8]>) -> Result<(), Failure> {
     })
 }
 
-/// Writes a note to stderr. Nobody listening is no reason to stop.
+/// Writes a note to stderr. Nobody listening is no reason to stop. Whatever a path in it says, a terminal does not obey it.
 pub(crate) fn note(text: &str) {
-    let _nobody_listens = writeln!(io::stderr().lock(), "{text}");
+    let safe: Vec<String> = text.split('\n').map(shown_line).collect();
+    let _nobody_listens = writeln!(io::stderr().lock(), "{}", safe.join("\n"));
 }
 
 /// A number of things, as a person says it.
@@ -39,11 +42,14 @@ pub(crate) fn count(n: usize, thing: &str) -> String {
     format!("{n} {thing}{s}")
 }
 
+const WIDTH_MAX: usize = 80;
+
 /// Columns, each as wide as its widest cell, the last one ragged.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let n_columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
-    let widths: Vec<usize> = (0..n_columns).map(|column| width(column).unwrap_or(0)).collect();
+    // One very long cell does not push the rest of every row away.
+    let widths: Vec<usize> = (0..n_columns).map(|column| width(column).unwrap_or(0).min(WIDTH_MAX)).collect();
     let mut text = String::new();
     for row in rows {
         let mut line = String::new();

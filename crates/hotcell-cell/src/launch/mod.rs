@@ -102,6 +102,7 @@ pub(crate) fn program(plan: &Plan, making: &Making<'_>) -> Program<Label> {
     out.program.life_max(plan.limits.time.saturating_add(OVERTIME));
     out.stage = Stage::Init;
     out.parent_death();
+    out.modes();
     out.identity_maps();
     out.enter_cgroups();
     if plan.asks_for(Wall::Mount) {
@@ -214,6 +215,12 @@ impl Writer<'_> {
         self.call("die with the spawner", libc::SYS_prctl, &[libc::PR_SET_PDEATHSIG.into(), signal.into()], Expect::Ok);
     }
 
+    /// The mode of what the walls are made of, and of what the command makes, is ours to say, whatever the caller's is.
+    fn modes(&mut self) {
+        self.wall = Wall::Root;
+        self.call("set the mode of new files", libc::SYS_umask, &[0o022.into()], Expect::Ok);
+    }
+
     fn enter_cgroups(&mut self) {
         self.wall = Wall::Cgroup;
         for directory in self.making.group.map(Group::enter).unwrap_or_default() {
@@ -267,7 +274,6 @@ impl Writer<'_> {
             self.prove_no_terminal();
         }
         self.wall = Wall::Root;
-        self.call("set the mode of new files", libc::SYS_umask, &[0o022.into()], Expect::Ok);
         let program = self.text(self.plan.program.as_os_str().as_bytes());
         let argv = self.program.texts(self.plan.argv.iter().map(|argument| argument.as_bytes()));
         let env: Vec<Vec<u8>> =

@@ -85,6 +85,7 @@ fn changed_in_place(tree: &GuardedTree) -> Vec<ControlAttempt> {
     let new: Vec<PathBuf> =
         findings.list.iter().filter(|found| !is_known(found)).map(|found| found.path.clone()).collect();
     paths.extend(new);
+    paths.extend(findings.closed);
     if findings.truncated {
         // More than could be looked at: the whole tree is in doubt.
         paths.push(PathBuf::new());

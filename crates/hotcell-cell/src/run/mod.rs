@@ -187,9 +187,9 @@ impl Remote {
 }
 
 impl RemoteEnd {
-    /// Waits until `done` has nobody left to write to it, but not longer than `most`; or until the run is asked to end:
-    /// then an error of kind `Interrupted`.
-    pub fn wait_or_end(remote: Option<&RemoteEnd>, done: &impl AsFd, most: Duration) -> io::Result<()> {
+    /// Waits until `done` has nobody left to write to it, but not longer than `most`: whether it has not. If the run is
+    /// asked to end meanwhile, an error of kind `Interrupted`.
+    pub fn wait_or_end(remote: Option<&RemoteEnd>, done: &impl AsFd, most: Duration) -> io::Result<bool> {
         let mut fds = vec![PollFd::new(done, PollFlags::IN)];
         fds.extend(remote.map(|remote| PollFd::new(&remote.0, PollFlags::IN)));
         let most = rustix::event::Timespec {
@@ -198,7 +198,10 @@ impl RemoteEnd {
         };
         rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, Some(&most)))?;
         let is_asked = fds.get(1).is_some_and(|remote| remote.revents().contains(PollFlags::IN));
-        if is_asked { Err(io::Error::new(io::ErrorKind::Interrupted, "the run was asked to end")) } else { Ok(()) }
+        if is_asked {
+            return Err(io::Error::new(io::ErrorKind::Interrupted, "the run was asked to end"));
+        }
+        Ok(!fds[0].revents().is_empty())
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, Mode};
@@ -40,8 +41,8 @@ impl Placeholders {
     }
 
     fn add(&mut self, tree: &GuardedTree) -> io::Result<()> {
-        let claim = Claim::take(&tree.source, Use::Shared)?;
         let directory = File::open(&tree.source)?;
+        let claim = Claim::take(directory.as_fd(), Use::Shared)?;
         let names = tree.decoys.iter().map(|(path, _)| path.clone()).collect();
         // Listed first: a failure half-way removes what was made.
         self.trees.push(Tree { claim, directory, names });
@@ -95,9 +96,9 @@ fn remove_from(directory: &File, name: &Path) {
 pub fn remove(paths: &[PathBuf]) -> Vec<PathBuf> {
     let mut left = Vec::new();
     for path in paths.iter().filter(|path| is_placeholder(path)) {
-        let place =
-            path.parent().and_then(|parent| Some((File::open(parent).ok()?, Claim::take(parent, Use::Shared).ok()?)));
-        if let (Some((directory, claim)), Some(name)) = (place, path.file_name()) {
+        if let (Some(Ok(directory)), Some(name)) = (path.parent().map(File::open), path.file_name())
+            && let Ok(claim) = Claim::take(directory.as_fd(), Use::Shared)
+        {
             claim.last_one_out(|| remove_from(&directory, Path::new(name)));
         }
         if is_placeholder(path) {

@@ -385,7 +385,12 @@ impl<'a> Supervisor<'a> {
         let changes = aftermath::changes(self.plan, &self.cell, observer)?;
         let control = aftermath::control_attempts(self.plan, &self.cell, changes.as_ref());
         let (outcome, limit) = self.outcome(sample.as_ref(), disk_exceeded);
-        let detail = self.exec_error.as_ref().map(|error| format!("executing it failed: {error}"));
+        let is_hidden = limit == Some(Limit::Disk) && self.scan.hides_something();
+        let detail = match &self.exec_error {
+            Some(error) => Some(format!("executing it failed: {error}")),
+            None if is_hidden => Some("a directory it wrote was closed, or is too deep, to be measured".to_owned()),
+            None => None,
+        };
         let resident = u64::try_from(usage.resident_max_kib).unwrap_or(0) * 1024;
         let [stdout, stderr] = &self.outputs;
         let report = Report {
@@ -491,6 +496,11 @@ impl DiskScan {
         let watched = !plan.writable.is_empty() && plan.asks_for(Wall::Disk);
         let before = watched.then(|| watch::disk_use(&plan.writable, None));
         DiskScan { before, now: before.unwrap_or_default(), next: Instant::now() }
+    }
+
+    /// Whether there are directories that cannot be looked at and could be before the run.
+    fn hides_something(&self) -> bool {
+        self.before.is_some_and(|before| self.now.n_hidden > before.n_hidden)
     }
 
     /// Bytes and files more than before the run.

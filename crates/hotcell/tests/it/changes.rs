@@ -381,6 +381,77 @@ fn control_files_that_do_not_exist_cannot_be_made_and_the_attempt_is_reported() 
 }
 
 #[test]
+fn what_a_control_link_leads_to_is_a_control_file() {
+    let project = Project::new();
+    project.file("meta/git/hooks/h", "host's\n");
+    project.file("env/dev", "host's\n");
+    project.file("plain", "host's\n");
+    symlink("way/git", project.work.join(".git")).unwrap();
+    symlink("meta", project.work.join("way")).unwrap();
+    symlink("env/dev", project.work.join(".envrc")).unwrap();
+    let run = project.run(
+        "for f in .git/hooks/h .envrc meta/git/new; do echo evil >> $f; done 2>/dev/null; rm -rf meta 2>/dev/null; \
+         rm way; mkdir -p other/git/hooks; echo evil > other/git/hooks/h; ln -s other way; echo guest > plain",
+    );
+    let said = project.refused(&["apply", &run], 3);
+    assert!(said.contains("1 of the changes are to control files") && said.contains("way"), "{said}");
+    assert_eq!([project.read("meta/git/hooks/h"), project.read("env/dev")], ["host's\n", "host's\n"], "ESCAPED");
+    project.ok(&["apply", &run, "--only", "plain"]);
+    // The control: without the links these are files like any other.
+    for link in [".git", ".envrc"] {
+        std::fs::remove_file(project.work.join(link)).unwrap();
+    }
+    let run = project.run("echo evil >> meta/git/hooks/h; echo evil >> env/dev");
+    project.ok(&["apply", &run]);
+    assert_eq!(project.read("env/dev"), "host's\nevil\n", "VOID");
+}
+
+#[test]
+fn what_would_be_closed_to_its_owner_is_not_applied() {
+    if is_root() {
+        return skip("nothing is closed to root");
+    }
+    let project = Project::new();
+    project.file("d/f", "f\n");
+    for script in
+        ["chmod 000 d", "mkdir n; chmod 300 n", "echo x > n; chmod 000 n", "mkdir n; echo x > n/x; chmod 600 n"]
+    {
+        let run = project.run(script);
+        let said = project.refused(&["apply", &run], 3);
+        assert!(said.contains("closed to you") && said.contains("--except"), "{script}: {said}");
+    }
+    // The control: what can still be looked at goes there and back.
+    let run = project.run("chmod 500 d; mkdir n; chmod 500 n");
+    project.ok(&["apply", &run]);
+    project.ok(&["undo", &run]);
+    assert!(!project.work.join("n").exists());
+}
+
+#[test]
+fn cells_stand_whatever_the_callers_umask_is() {
+    let project = Project::new();
+    let script = format!("umask 077; exec '{}' run -q -- sh -c 'umask; ls /etc/alternatives | head -1'", *HOTCELL);
+    let mut shell = Command::new("/bin/sh");
+    let output = shell.args(["-c", &script]).env("HOTCELL_HOME", project.bench.path("home")).output().unwrap();
+    assert!(output.status.success() && text(&output.stdout).starts_with("0022\n"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn names_of_one_file_outside_are_not_touched_by_an_undo() {
+    let project = Project::new();
+    let store = project.bench.file("store/pkg", "one\n");
+    std::fs::hard_link(&store, project.work.join("pkg")).unwrap();
+    let run = project.run("echo two >> pkg");
+    project.ok(&["apply", &run]);
+    std::fs::write(&store, "v2\n").unwrap();
+    project.ok(&["undo", &run]);
+    // It was changed under its other name: that is no business of the tree's.
+    let names: Vec<_> = std::fs::read_dir(&project.work).unwrap().flatten().map(|entry| entry.file_name()).collect();
+    assert_eq!((names.len(), project.read("pkg").as_str()), (1, "one\n"), "{names:?}");
+    assert_eq!(std::fs::read_to_string(&store).unwrap(), "v2\n");
+}
+
+#[test]
 fn a_directory_that_cannot_be_listed_is_not_written_to_in_place() {
     if is_root() {
         return skip("root lists every directory");
@@ -393,7 +464,7 @@ fn a_directory_that_cannot_be_listed_is_not_written_to_in_place() {
     std::fs::set_permissions(project.work.join("sub"), std::fs::Permissions::from_mode(0o311)).unwrap();
     let refused = run();
     assert_eq!(refused.status.code(), Some(125));
-    assert!(text(&refused.stderr).contains("directories that cannot be listed"), "{}", text(&refused.stderr));
+    assert!(text(&refused.stderr).contains("cannot be listed"), "{}", text(&refused.stderr));
 }
 
 #[test]
