@@ -112,7 +112,8 @@ fn differences(host: &Host, findings: &[Finding]) -> Vec<&'static str> {
     }
     differences.push("inotify instances and pipe pages are counted together with your own");
     differences.push("apply and undo need to read what they check: what is, or would be, closed to you is refused");
-    differences.push("apply and undo own what they make: a file of somebody else's that is replaced is yours afterwards");
+    differences
+        .push("apply and undo own what they make: a file of somebody else's that is replaced is yours afterwards");
     differences.push("on a copy, a file of a group you are not in can be read and not changed (EOVERFLOW)");
     differences.push("selftest skips attempts that only root could make without the wall");
     differences
