@@ -55,7 +55,7 @@ impl Turn {
 
     fn wait_in(directory: PathBuf, n_lanes: u64, remote: Option<&RemoteEnd>) -> io::Result<Turn> {
         DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
-        let (turn, ticket) = Turn::draw(&directory)?;
+        let (turn, ticket) = Turn::draw(&directory, n_lanes)?;
         let before = directory.join(ticket.wrapping_sub(n_lanes).to_string());
         let file = match plain::open(&before) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return turn.begin().map(|()| turn),
@@ -75,8 +75,9 @@ impl Turn {
         (&self.file).write_all(BUILDING)
     }
 
-    /// Takes the next number and locks its file, both at once.
-    fn draw(directory: &Path) -> io::Result<(Turn, u64)> {
+    /// Takes the next number and locks its file, both at once. What a crash left of the last ones is cleared away: nobody
+    /// may ever come to wait for it.
+    fn draw(directory: &Path, n_lanes: u64) -> io::Result<(Turn, u64)> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).mode(0o600);
         let mut next = plain::open_with(options.truncate(false), &directory.join("next"))?;
@@ -84,10 +85,17 @@ impl Turn {
         let mut text = String::new();
         next.read_to_string(&mut text)?;
         let ticket = text.trim().parse::<u64>().unwrap_or(0);
+        for before in ticket.saturating_sub(n_lanes)..ticket {
+            let path = directory.join(before.to_string());
+            if is_left(&path) {
+                let _either_way = fs::remove_file(&path);
+            }
+        }
         let path = directory.join(ticket.to_string());
         // One of this number is from before a loss of the counter; nobody waits for it in earnest.
         let file = plain::open_with(options.truncate(true), &path)?;
-        file.try_lock().map_err(io::Error::from)?;
+        // Whoever clears up may be looking at it for a moment.
+        file.lock()?;
         next.seek(SeekFrom::Start(0))?;
         write!(next, "{:<20}", ticket + 1)?;
         Ok((Turn { path, file }, ticket))
@@ -98,8 +106,12 @@ impl Turn {
 pub(crate) fn left_tickets(home: &Home) -> Vec<PathBuf> {
     let entries = fs::read_dir(home.queue()).into_iter().flatten().flatten();
     let tickets = entries.filter(|entry| entry.file_name().to_str().is_some_and(|name| name.parse::<u64>().is_ok()));
-    let is_left = |path: &PathBuf| plain::open(path).is_ok_and(|file| file.try_lock_shared().is_ok());
-    tickets.map(|entry| entry.path()).filter(is_left).collect()
+    tickets.map(|entry| entry.path()).filter(|path| is_left(path)).collect()
+}
+
+/// Whether nobody holds a ticket.
+fn is_left(path: &Path) -> bool {
+    plain::open(path).is_ok_and(|file| file.try_lock_shared().is_ok())
 }
 
 /// Waits until a ticket's holder lets go or takes too long to build, or until the caller asks for the end.
@@ -170,7 +182,7 @@ mod tests {
         let directory = home.path().join("queue");
         let (first, _) = {
             DirBuilder::new().create(&directory).expect("made");
-            Turn::draw(&directory).expect("a ticket")
+            Turn::draw(&directory, 1).expect("a ticket")
         };
         // As a crash leaves it: unlocked, and still there.
         let path = first.path.clone();
