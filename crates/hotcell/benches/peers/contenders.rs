@@ -1,0 +1,189 @@
+//! Who is measured, and how each of them starts a command.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use hotcell_cell::plan::MountRequest;
+use hotcell_cell::{Cell, Host};
+
+/// What is started.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Payload {
+    /// A static program that does nothing.
+    Noop,
+    True,
+    Python,
+}
+
+impl Payload {
+    pub(crate) const ALL: [Payload; 3] = [Payload::Noop, Payload::True, Payload::Python];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Payload::Noop => "noop",
+            Payload::True => "true",
+            Payload::Python => "python",
+        }
+    }
+
+    fn argv(self, place: &Place) -> Vec<String> {
+        match self {
+            Payload::Noop => vec![place.noop.display().to_string()],
+            Payload::True => vec!["/bin/true".to_owned()],
+            Payload::Python => ["/usr/bin/python3", "-c", "pass"].map(str::to_owned).to_vec(),
+        }
+    }
+}
+
+/// What the contenders need on disk: a no-op, a root for those that want one, a home for us.
+pub(crate) struct Place {
+    directory: tempfile::TempDir,
+    pub(crate) noop: PathBuf,
+}
+
+impl Place {
+    pub(crate) fn new() -> Place {
+        let directory = tempfile::Builder::new().prefix("hotcell-bench-").tempdir().expect("a directory");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(directory.path(), mode).expect("ours");
+        let noop = directory.path().join("noop");
+        let mut compiler = Command::new("cc");
+        compiler.args(["-static", "-O2", "-x", "c", "-", "-o"]).arg(&noop).stdin(Stdio::piped());
+        let mut compiler = compiler.spawn().expect("a C compiler makes the no-op");
+        let mut source = compiler.stdin.take().expect("piped");
+        std::io::Write::write_all(&mut source, b"int main(void) { return 0; }\n").expect("read by the compiler");
+        drop(source);
+        assert!(compiler.wait().expect("it ends").success(), "the static no-op cannot be made");
+        Place { directory, noop }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+}
+
+type Start = Box<dyn Fn() -> bool + Sync>;
+
+/// One way to start one payload.
+pub(crate) struct Contender {
+    pub(crate) name: &'static str,
+    pub(crate) payload: Payload,
+    /// Whether it is one of ours.
+    pub(crate) is_ours: bool,
+    /// Starts it and waits for its end; whether that went well.
+    pub(crate) start: Start,
+}
+
+/// All contenders that work here, and the names of those that do not.
+pub(crate) fn all(place: &Place) -> (Vec<Contender>, Vec<&'static str>) {
+    let (mut able, mut absent) = (Vec::new(), Vec::new());
+    for payload in Payload::ALL {
+        let found = peers(place, payload).into_iter().chain(ours(place, payload));
+        for contender in found {
+            // Twice: the first start of some makes what the next ones use.
+            if (contender.start)() && (contender.start)() {
+                able.push(contender);
+            } else if !absent.contains(&contender.name) {
+                absent.push(contender.name);
+            }
+        }
+    }
+    (able, absent)
+}
+
+/// A whole command.
+fn command(argv: Vec<String>, home: PathBuf) -> Start {
+    Box::new(move || {
+        let mut command = Command::new(&argv[0]);
+        command.args(&argv[1..]).env("HOTCELL_HOME", &home);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.status().is_ok_and(|status| status.success())
+    })
+}
+
+fn peers(place: &Place, payload: Payload) -> Vec<Contender> {
+    let argv = payload.argv(place);
+    let noop_directory = place.noop.parent().unwrap_or(Path::new("/")).display().to_string();
+    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let roots = format!(
+        "--ro-bind /usr /usr --symlink usr/bin /bin --symlink usr/lib /lib --symlink usr/lib64 /lib64 \
+         --ro-bind {noop_directory} {noop_directory} --proc /proc --dev /dev --tmpfs /run"
+    );
+    let mut peers = vec![
+        ("posix_spawn", Vec::new()),
+        (
+            "unshare",
+            words(
+                "unshare --user --map-current-user --mount --pid --fork --net --ipc --uts --cgroup --time --kill-child",
+            ),
+        ),
+        ("bwrap --unshare-all", words(&format!("bwrap --unshare-all --die-with-parent {roots}"))),
+        (
+            "nsjail",
+            words(&format!(
+                "nsjail -Mo -Q --disable_rlimits -R /usr -s usr/bin:/bin -s usr/lib:/lib -s usr/lib64:/lib64 -R {noop_directory} --"
+            )),
+        ),
+    ];
+    for runtime in ["crun", "runc"] {
+        if let Some(prefix) = bundle(place, runtime, payload, &argv) {
+            peers.push((runtime, prefix));
+        }
+    }
+    let contender = |(name, prefix): (&'static str, Vec<String>)| {
+        let whole = if matches!(name, "crun" | "runc") { prefix } else { [prefix, argv.clone()].concat() };
+        Contender { name, payload, is_ours: false, start: command(whole, place.path("home")) }
+    };
+    peers.into_iter().map(contender).collect()
+}
+
+/// A bundle for a container runtime, with the host's `/usr` as its root's, and the command that runs it.
+fn bundle(place: &Place, runtime: &'static str, payload: Payload, argv: &[String]) -> Option<Vec<String>> {
+    let directory = place.path(&format!("{runtime}-{}", payload.name()));
+    let root = directory.join("rootfs");
+    for name in ["usr", "proc", "dev", "sys", "tmp", "noop"] {
+        std::fs::create_dir_all(root.join(name)).ok()?;
+    }
+    for name in ["bin", "lib", "lib64"] {
+        std::os::unix::fs::symlink(format!("usr/{name}"), root.join(name)).ok()?;
+    }
+    let made = Command::new(runtime).arg("spec").current_dir(&directory).stderr(Stdio::null()).status();
+    if !made.is_ok_and(|status| status.success()) {
+        // Named among those that are absent when its start fails.
+        return Some(vec![runtime.to_owned()]);
+    }
+    let path = directory.join("config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).ok()?).ok()?;
+    let argv: Vec<String> =
+        argv.iter().map(|word| word.replace(&place.directory.path().display().to_string(), "/noop")).collect();
+    config["process"]["args"] = argv.into();
+    config["process"]["terminal"] = false.into();
+    config["process"]["rlimits"] = serde_json::json!([]);
+    let bind = |source: &Path, target: &str| serde_json::json!({ "destination": target, "source": source, "type": "bind", "options": ["rbind", "ro"] });
+    let mounts = config["mounts"].as_array_mut()?;
+    mounts.push(bind(Path::new("/usr"), "/usr"));
+    mounts.push(bind(place.directory.path(), "/noop"));
+    config["linux"]["resources"] =
+        serde_json::json!({ "memory": { "limit": 2_147_483_648u64 }, "pids": { "limit": 256 } });
+    std::fs::write(&path, config.to_string()).ok()?;
+    let id = format!("hotcell-bench-{runtime}-{}-{}", payload.name(), std::process::id());
+    Some(vec![runtime.to_owned(), "run".to_owned(), "-b".to_owned(), directory.display().to_string(), id])
+}
+
+fn ours(place: &Place, payload: Payload) -> Vec<Contender> {
+    let argv = payload.argv(place);
+    let host = Host::probe(std::env::vars_os()).expect("this machine can be looked at");
+    let mount = MountRequest { source: place.noop.clone(), target: place.noop.clone(), writable: false };
+    let plan = Cell::builder().mount(mount).command(&argv).plan(&host).expect("a plan");
+    let cold = plan.clone();
+    let start: Vec<(&'static str, Start)> = vec![
+        ("hotcell, library, cold", Box::new(move || cold.run().is_ok_and(|report| report.exit_code == Some(0)))),
+        ("hotcell run", {
+            let hotcell = env!("CARGO_BIN_EXE_hotcell").to_owned();
+            let mount = format!("{0}:{0}:ro", place.noop.display());
+            let whole = [hotcell, "run".into(), "-q".into(), "--mount".into(), mount, "--".into()];
+            command(whole.into_iter().chain(argv).collect(), place.path("home"))
+        }),
+    ];
+    start.into_iter().map(|(name, start)| Contender { name, payload, is_ours: true, start }).collect()
+}

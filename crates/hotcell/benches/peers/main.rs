@@ -1,0 +1,122 @@
+//! What a start costs: hotcell in each of its modes, with all walls and limits, beside its peers, in one run.
+//!
+//! ```text
+//! cargo bench -p hotcell --bench peers -- [--rounds N] [--seconds N] [--only TEXT] [--json FILE] [--svg FILE]
+//! ```
+//!
+//! Contenders take turns, so that whatever the machine does meanwhile it does to all of them. Peers that are not
+//! installed, or cannot run here, are named and left out. Times of a shared machine are rough: the ratios count.
+
+#![allow(clippy::print_stdout, clippy::print_stderr, missing_docs)]
+
+mod contenders;
+mod quiet;
+mod report;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use contenders::{Contender, Payload, Place};
+use quiet::Gate;
+use report::{Latency, Rate, Results};
+
+struct Args {
+    rounds: usize,
+    seconds: f64,
+    only: Option<String>,
+    json: Option<String>,
+    svg: Option<String>,
+}
+
+impl Args {
+    fn parse() -> Args {
+        let mut args = Args { rounds: 100, seconds: 1.0, only: None, json: None, svg: None };
+        let mut words = std::env::args().skip(1);
+        while let Some(word) = words.next() {
+            let mut value = || words.next().unwrap_or_else(|| panic!("{word} takes a value"));
+            match word.as_str() {
+                "--rounds" => args.rounds = value().parse().expect("a number of rounds"),
+                "--seconds" => args.seconds = value().parse().expect("seconds for each rate; 0 for none"),
+                "--only" => args.only = Some(value()),
+                "--json" => args.json = Some(value()),
+                "--svg" => args.svg = Some(value()),
+                // What cargo itself says.
+                "--bench" => {}
+                other => panic!("`{other}` is not known; see the head of benches/peers/main.rs"),
+            }
+        }
+        args
+    }
+}
+
+fn main() {
+    let args = Args::parse();
+    let place = Place::new();
+    let (all, absent) = contenders::all(&place);
+    let is_wanted = |one: &Contender| {
+        let is_base = matches!(one.name, "posix_spawn" | "bwrap --unshare-all");
+        is_base || args.only.as_ref().is_none_or(|only| one.name.contains(only.as_str()))
+    };
+    let contenders: Vec<Contender> = all.into_iter().filter(is_wanted).collect();
+    let mut gate = Gate::new(Duration::from_millis(50));
+    let latencies = latencies(&contenders, &mut gate, args.rounds);
+    let rates = if args.seconds > 0.0 { rates(&contenders, args.seconds) } else { Vec::new() };
+    let n_mounts = std::fs::read_to_string("/proc/self/mountinfo").map_or(0, |text| text.lines().count());
+    let results = Results { n_mounts, n_waits: gate.n_waits, n_dropped: gate.n_dropped, absent, latencies, rates };
+    print!("{}", results.table());
+    if let Some(path) = args.json {
+        std::fs::write(path, format!("{:#}\n", results.json())).expect("the JSON can be written");
+    }
+    if let Some(path) = args.svg {
+        std::fs::write(path, results.picture()).expect("the picture can be written");
+    }
+}
+
+/// Everybody once, then everybody once more.
+fn latencies(contenders: &[Contender], gate: &mut Gate, rounds: usize) -> Vec<Latency> {
+    let mut all: Vec<Latency> = contenders
+        .iter()
+        .map(|one| Latency { name: one.name, payload: one.payload, is_ours: one.is_ours, times: Vec::new() })
+        .collect();
+    for round in 0..rounds {
+        for (one, latency) in contenders.iter().zip(&mut all) {
+            // A sample that somebody disturbed is taken again, a few times.
+            let sample = (0..10).find_map(|_| gate.sample(&one.start));
+            if let Some((true, took)) = sample {
+                latency.times.push(took);
+            }
+        }
+        if round % 20 == 19 {
+            eprintln!("{} of {rounds} rounds", round + 1);
+        }
+    }
+    all.iter_mut().for_each(|latency| latency.times.sort_unstable());
+    all
+}
+
+/// How many starts a second many launchers get out of this machine together.
+fn rates(contenders: &[Contender], seconds: f64) -> Vec<Rate> {
+    let mut rates = Vec::new();
+    for one in contenders.iter().filter(|one| one.payload == Payload::Noop) {
+        for n_launchers in [1, 2, 8, 32] {
+            let (is_over, n_started) = (AtomicBool::new(false), AtomicU64::new(0));
+            let begun = Instant::now();
+            std::thread::scope(|scope| {
+                for _ in 0..n_launchers {
+                    scope.spawn(|| {
+                        while !is_over.load(Ordering::Relaxed) {
+                            if (one.start)() {
+                                n_started.fetch_add(1, Ordering::Relaxed);
+                            }
+                        }
+                    });
+                }
+                std::thread::sleep(Duration::from_secs_f64(seconds));
+                is_over.store(true, Ordering::Relaxed);
+            });
+            let per_second = n_started.load(Ordering::Relaxed) as f64 / begun.elapsed().as_secs_f64();
+            rates.push(Rate { name: one.name, n_launchers, per_second });
+        }
+    }
+    rates
+}
