@@ -145,7 +145,7 @@ pub struct Group {
     pids: PathBuf,
     /// Every directory made for this cell.
     directories: Vec<PathBuf>,
-    /// v1 directories the cell's init must enter by itself.
+    /// v1 directories the cell's spawner must enter by itself.
     enter: Vec<PathBuf>,
     /// The unified directory the cell is cloned into.
     clone_into: Option<PathBuf>,
@@ -164,7 +164,7 @@ pub struct Sample {
     pub pids_refused: u64,
     /// Most memory used at one time.
     pub memory_peak: Option<u64>,
-    /// Most processes and threads at one time.
+    /// Most processes and threads of the command at one time.
     pub pids_peak: Option<u64>,
     /// Processor time used.
     pub cpu_us: Option<u64>,
@@ -194,7 +194,7 @@ impl Group {
         if memory.join("memory.memsw.limit_in_bytes").exists() {
             write(&memory, "memory.memsw.limit_in_bytes", limits.memory.0)?;
         }
-        write(&pids, "pids.max", pids_max(limits))?;
+        write(&pids, "pids.max", pids_max(limits, 2))?;
         write(&cpu, "cpu.cfs_period_us", PERIOD_US)?;
         write(&cpu, "cpu.cfs_quota_us", quota_us(limits))?;
         // The unified tree beside them adds one kill for all and the processor time, without any controller.
@@ -239,7 +239,7 @@ impl Group {
             write(&directory, "memory.swap.max", 0)?;
         }
         write(&directory, "memory.oom.group", 1)?;
-        write(&directory, "pids.max", pids_max(limits))?;
+        write(&directory, "pids.max", pids_max(limits, 1))?;
         write(&directory, "cpu.max", format!("{} {PERIOD_US}", quota_us(limits)))?;
         Ok(Group {
             memory: directory.clone(),
@@ -252,7 +252,12 @@ impl Group {
         })
     }
 
-    /// The v1 directories init must enter.
+    /// How many processes of ours are in it: the cell's init, and its spawner where it must be there for its children to be.
+    fn n_ours(&self) -> u64 {
+        if self.cpu_v1.is_some() { 2 } else { 1 }
+    }
+
+    /// The v1 directories the spawner must enter.
     pub fn enter(&self) -> &[PathBuf] {
         &self.enter
     }
@@ -279,7 +284,11 @@ impl Group {
             oom_kills: field(&events, "oom_kill").unwrap_or(0),
             pids_refused: field(&read(&self.pids, "pids.events"), "max").unwrap_or(0),
             memory_peak: peak.trim().parse().ok(),
-            pids_peak: read(&self.pids, "pids.peak").trim().parse().ok(),
+            pids_peak: read(&self.pids, "pids.peak")
+                .trim()
+                .parse::<u64>()
+                .ok()
+                .map(|n| n.saturating_sub(self.n_ours())),
             cpu_us: match &self.cpuacct {
                 Some(directory) => read(directory, "cpuacct.usage").trim().parse::<u64>().ok().map(|ns| ns / 1000),
                 None => field(&cpu_stat, "usage_usec"),
@@ -335,9 +344,9 @@ fn quota_us(limits: &Limits) -> u64 {
     u64::from(limits.cpus.milli) * PERIOD_US / 1000
 }
 
-/// The cell's own init is one process more than the command may have.
-fn pids_max(limits: &Limits) -> u64 {
-    u64::from(limits.pids) + 1
+/// The cell's own init is one process more than the command may have; and so, where groups are inherited, its spawner.
+fn pids_max(limits: &Limits, n_ours: u64) -> u64 {
+    u64::from(limits.pids) + n_ours
 }
 
 /// Directories made so far; removed again unless the group was finished.

@@ -1,7 +1,8 @@
 //! Programs: launches written down as syscalls, before any of them is made.
 //!
 //! ```text
-//! Program::new ─▶ data(), slot(), call() … ─▶ image() ─▶ Spawner::launch ─▶ a process runs it
+//! Program::cell ─────▶ data(), slot(), call() … ─▶ image() ─▶ Spawner::prepare, raise ─▶ a cell
+//! Program::command ──▶ data(), slot(), call() … ─▶ image() ─▶ Line::run ───────────────▶ a command in it
 //! ```
 //!
 //! A program is data. It is built by safe code, it can be printed and compared, and it runs in the
@@ -10,11 +11,13 @@
 
 use crate::wire::{self, Header, Op};
 
-/// The process of a launch that a call belongs to.
+/// The process of a launch that a call belongs to, and when it makes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stage {
-    /// Outside the cell, before it exists.
-    Spawner,
+    /// Outside the cell, once: what all cells of a program share.
+    Template,
+    /// Outside the cell, before each: what can be made before anybody asks for a cell.
+    Ahead,
     /// The cell's pid 1: builds and proves the walls.
     Init,
     /// The process that becomes the command.
@@ -114,15 +117,18 @@ impl Added<'_> {
 }
 
 /// The data part of an image.
-#[derive(Default, Clone)]
-struct Data(Vec<u8>);
+#[derive(Clone)]
+struct Data {
+    base: u64,
+    bytes: Vec<u8>,
+}
 
 impl Data {
     fn push(&mut self, bytes: &[u8]) -> Addr {
         // Eight bytes cover every struct the kernel reads through these addresses.
-        self.0.resize(self.0.len().next_multiple_of(8), 0);
-        let at = wire::BASE + size_of::<Header>() as u64 + self.0.len() as u64;
-        self.0.extend_from_slice(bytes);
+        self.bytes.resize(self.bytes.len().next_multiple_of(8), 0);
+        let at = self.base + size_of::<Header>() as u64 + self.bytes.len() as u64;
+        self.bytes.extend_from_slice(bytes);
         Addr(at)
     }
 
@@ -140,25 +146,39 @@ pub struct Program<L> {
     cgroup: Option<Slot>,
     exports: Vec<Slot>,
     life_ms_max: u64,
+    is_last: bool,
 }
 
-impl<L> Default for Program<L> {
-    fn default() -> Self {
+impl<L: Clone> Program<L> {
+    /// An empty program of a cell: init is cloned without namespaces, has no walls and waits for commands.
+    pub fn cell() -> Self {
+        Self::at(wire::BASE)
+    }
+
+    /// An empty program of a command in a cell.
+    pub fn command() -> Self {
+        Self::at(wire::COMMAND_BASE)
+    }
+
+    fn at(base: u64) -> Self {
         Program {
-            data: Data::default(),
+            data: Data { base, bytes: Vec::new() },
             ops: Vec::new(),
             clone_flags: 0,
             cgroup: None,
             exports: Vec::new(),
             life_ms_max: u64::MAX,
+            is_last: false,
         }
     }
-}
 
-impl<L: Clone> Program<L> {
-    /// An empty program: init is cloned without namespaces and ends at once.
-    pub fn new() -> Self {
-        Self::default()
+    /// The nth descriptor that comes with the image.
+    ///
+    /// # Panics
+    /// If there are never so many.
+    pub fn input(&self, n: usize) -> Slot {
+        assert!(n < wire::INPUTS_MAX, "an image comes with at most {} descriptors", wire::INPUTS_MAX);
+        Slot(self.data.base + (std::mem::offset_of!(Header, inputs) + 8 * n) as u64)
     }
 
     /// Sets the `CLONE_NEW*` flags init is cloned with.
@@ -180,7 +200,12 @@ impl<L: Clone> Program<L> {
         self.exports.push(descriptor);
     }
 
-    /// Has the spawner end the cell after this time, should the supervisor not.
+    /// Has the cell end with this command.
+    pub fn last(&mut self) {
+        self.is_last = true;
+    }
+
+    /// Has init end the command after this time, should the supervisor not.
     pub fn life_max(&mut self, life: std::time::Duration) {
         self.life_ms_max = u64::try_from(life.as_millis()).unwrap_or(u64::MAX);
     }
@@ -198,7 +223,7 @@ impl<L: Clone> Program<L> {
         let text = text.as_ref();
         assert!(!text.contains(&0), "a string for the kernel has a NUL byte inside");
         let at = self.data.push(text);
-        self.data.0.push(0);
+        self.data.bytes.push(0);
         at
     }
 
@@ -272,6 +297,11 @@ impl<L: Clone> Program<L> {
         self.push(stage, label, op).ignore();
     }
 
+    /// Adds a check that two answers are the same.
+    pub fn compare_answers(&mut self, stage: Stage, label: L, a: Slot, b: Slot) {
+        self.compare(stage, label, Addr(a.0), Addr(b.0), 8, true);
+    }
+
     fn push(&mut self, stage: Stage, label: L, op: Op) -> Added<'_> {
         self.ops.push((stage, op, label));
         let Some((_, op, _)) = self.ops.last_mut() else { unreachable!("an op was pushed above") };
@@ -297,7 +327,8 @@ impl<L: Clone> Program<L> {
         };
         let mut header = Header {
             magic: wire::MAGIC,
-            spawner: section(Stage::Spawner),
+            template: section(Stage::Template),
+            ahead: section(Stage::Ahead),
             init: section(Stage::Init),
             payload: section(Stage::Payload),
             orphaned: section(Stage::Orphaned),
@@ -305,16 +336,17 @@ impl<L: Clone> Program<L> {
             cgroup_slot: self.cgroup.map_or(0, |slot| slot.0),
             n_exports: self.exports.len() as u64,
             life_ms_max: self.life_ms_max,
+            is_last: u64::from(self.is_last),
             ..Header::default()
         };
         for (to, slot) in header.exports.iter_mut().zip(&self.exports) {
             *to = slot.0;
         }
-        let ops_at = (size_of::<Header>() + self.data.0.len()).next_multiple_of(8);
-        header.ops = wire::BASE + ops_at as u64;
+        let ops_at = (size_of::<Header>() + self.data.bytes.len()).next_multiple_of(8);
+        header.ops = self.data.base + ops_at as u64;
         let mut bytes = Vec::with_capacity(ops_at + ops.len() * size_of::<Op>());
         bytes.extend_from_slice(wire_bytes(&header));
-        bytes.extend_from_slice(&self.data.0);
+        bytes.extend_from_slice(&self.data.bytes);
         bytes.resize(ops_at, 0);
         for op in &ops {
             bytes.extend_from_slice(wire_bytes(op));
@@ -350,9 +382,9 @@ fn wire_bytes<T: WireType>(value: &T) -> &[u8] {
 /// # Safety
 /// The type must be `repr(C)`, hold integers only and have no padding.
 pub(crate) unsafe trait WireType: Copy {}
-// SAFETY: u64 and pairs of u32; the size check below leaves no room for padding.
+// SAFETY: u64, i64 and pairs of u32; the size check below leaves no room for padding.
 unsafe impl WireType for Header {}
-const _: () = assert!(size_of::<Header>() == 8 * (2 + 4 + 2 + wire::EXPORTS_MAX + 2));
+const _: () = assert!(size_of::<Header>() == 8 * (2 + 5 + 2 + wire::EXPORTS_MAX + 1 + wire::INPUTS_MAX + 2));
 // SAFETY: thirteen eight-byte integers and a pair of u32.
 unsafe impl WireType for Op {}
 const _: () = assert!(size_of::<Op>() == 8 * (1 + 6 + 1 + 4 + 2));
@@ -370,8 +402,8 @@ mod tests {
 
     #[test]
     fn stages_are_laid_out_apart_and_keep_their_labels() {
-        let mut program = Program::new();
-        program.call(Stage::Payload, "late", 1, &[], Expect::Ok).ignore();
+        let mut program = Program::cell();
+        program.call(Stage::Orphaned, "late", 1, &[], Expect::Ok).ignore();
         let fd = program.call(Stage::Init, "early", 2, &[7i32.into()], Expect::Ok).keep();
         program.call(Stage::Init, "uses", 3, &[fd.into()], Expect::Fails(&[1])).ignore();
         let image = program.image();
@@ -383,6 +415,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "NUL byte")]
     fn a_string_with_a_nul_inside_is_our_mistake() {
-        Program::<()>::new().text("a\0b");
+        Program::<()>::cell().text("a\0b");
     }
 }

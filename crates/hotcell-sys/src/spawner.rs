@@ -1,9 +1,15 @@
-//! The supervisor's side of a launch: starts the stub, feeds it a program, hears what happened.
+//! The supervisor's side of a launch: starts the stub, feeds it programs, hears what happened.
+//!
+//! ```text
+//! Spawner::start ─▶ prepare(image of a cell) ─▶ raise() ─▶ Line ─▶ run(image of a command) ─▶ Ended
+//!                                               ▲ again, when the cell is reaped      ▲ again
+//! ```
+//!
+//! Nothing here waits for the stub to have done what it was told: what is sent is done in turn.
 //!
 //! The stub is executed from sealed memory: nothing on disk can be swapped for it, and nothing a
 //! cell does through `/proc/self/exe` can write to it.
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Write};
 use std::mem::MaybeUninit;
@@ -23,36 +29,51 @@ use crate::wire;
 
 static STUB: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/stub"));
 
-/// What a launch reports, in the order it happens.
+/// What a spawner reports.
 #[derive(Debug)]
 pub enum Event {
-    /// Init exists; the pidfd names it for good.
+    /// A cell's init exists; the pidfd names it for good.
     Spawned {
         /// Init's pid as we see it.
         pid: i32,
         /// Signals and waits that cannot hit another process.
         pidfd: OwnedFd,
     },
+    /// A call did not answer as the program expects; the spawner ends.
+    Fault(Fault),
+    /// Every process of the cell is gone; init's numbers can be read until [`Spawner::reap`].
+    Gone,
+    /// Init is reaped, and this is what the whole tree used.
+    Reaped(Usage),
+}
+
+/// What a cell's init reports.
+#[derive(Debug)]
+pub enum LineEvent {
     /// Every wall stands and proved it; the exported descriptors, in order.
     Ready(Vec<OwnedFd>),
-    /// A call did not answer as the program expects.
-    Fault {
-        /// Which: see [`Image::label`], or the `OP_*` values of [`wire`].
-        op: u64,
-        /// What the kernel answered: `-errno`, or an unexpected success.
-        answer: i64,
-    },
-    /// The payload ended with this wait status.
+    /// A call did not answer as the program of the cell expects; init ends.
+    Fault(Fault),
+    /// A call did not answer as the program of the command expects; the command never began.
+    CommandFault(Fault),
+    /// The command ended, and with it all that it left behind.
     Ended {
         /// As `wait` gives it.
         status: i32,
         /// How many processes it left behind, which were killed.
         n_left: u64,
+        /// What it and all its processes used.
+        usage: Usage,
     },
-    /// Every process of the cell is gone; init's numbers can be read until [`Spawner::reap`].
-    Gone,
-    /// Init is reaped, and this is what the whole tree used.
-    Reaped(Usage),
+}
+
+/// A call that did not answer as expected.
+#[derive(Clone, Copy, Debug)]
+pub struct Fault {
+    /// Which: see [`Image::label`], or the `OP_*` values of [`wire`].
+    pub op: u64,
+    /// What the kernel answered: `-errno`, or an unexpected success.
+    pub answer: i64,
 }
 
 /// What a finished tree used, as the kernel counted it.
@@ -70,36 +91,39 @@ pub struct Usage {
     pub written_blocks: i64,
 }
 
+impl Usage {
+    fn of(words: &[i64; 6]) -> Usage {
+        let [user_us, system_us, resident_max_kib, read_blocks, written_blocks, _] = *words;
+        Usage { user_us, system_us, resident_max_kib, read_blocks, written_blocks }
+    }
+}
+
 /// A running stub.
 #[derive(Debug)]
 pub struct Spawner {
     control: OwnedFd,
     child: Child,
-    has_spawned: bool,
-    /// What init said before the spawner got to say that it exists: two processes share one socket.
-    early: VecDeque<(wire::Message, Vec<OwnedFd>)>,
 }
 
 impl Spawner {
     /// Starts the stub.
     pub fn start() -> io::Result<Spawner> {
-        let (ours, theirs) =
-            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let (ours, theirs) = pair()?;
         let mut command = Command::new(stub_path()?);
         command.env_clear().stdin(Stdio::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn()?;
-        Ok(Spawner { control: ours, child, has_spawned: false, early: VecDeque::new() })
+        Ok(Spawner { control: ours, child })
     }
 
-    /// The stub's pid. No other process of this machine has it while the cell lives.
+    /// The stub's pid. No other process of this machine has it while the spawner lives.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// Makes a user namespace with these maps, for mounts that show a file's owner as somebody else.
     pub fn user_namespace(&mut self, uid_map: &str, gid_map: &str) -> io::Result<OwnedFd> {
-        self.send(&wire::Command { kind: wire::COMMAND_HOLD, len: 0 }, &[])?;
-        let (message, _) = self.receive_raw()?;
+        send(&self.control, wire::COMMAND_HOLD, 0, &[])?;
+        let (message, _) = receive(&self.control)?;
         if message.kind != wire::MESSAGE_HOLDING {
             return Err(io::Error::other("the stub answered out of turn"));
         }
@@ -112,14 +136,16 @@ impl Spawner {
         Ok(File::open(process.join("ns/user"))?.into())
     }
 
-    /// Hands over a program and the descriptors it refers to as [`wire::INPUT_FD_FIRST`] and up.
-    pub fn launch<L>(&mut self, image: &Image<L>, inputs: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let memory = File::from(memfd("hotcell-program", MemfdFlags::CLOEXEC)?);
-        (&memory).write_all(&image.bytes)?;
-        let mut fds = vec![memory.as_fd()];
-        fds.extend_from_slice(inputs);
-        assert!(fds.len() <= wire::INPUT_FDS_MAX, "a program takes at most {} descriptors", wire::INPUT_FDS_MAX - 1);
-        self.send(&wire::Command { kind: wire::COMMAND_PROGRAM, len: image.bytes.len() as u64 }, &fds)
+    /// Hands over the program of all its cells, and the descriptors it refers to.
+    pub fn prepare<L>(&mut self, image: &Image<L>, inputs: &[BorrowedFd<'_>]) -> io::Result<()> {
+        send_image(&self.control, wire::COMMAND_PROGRAM, image, inputs)
+    }
+
+    /// Has a cell made. The one before it must be reaped.
+    pub fn raise(&mut self) -> io::Result<Line> {
+        let (ours, theirs) = pair()?;
+        send(&self.control, wire::COMMAND_CELL, 0, &[theirs.as_fd()])?;
+        Ok(Line { socket: ours })
     }
 
     /// The control socket, for polling.
@@ -127,123 +153,158 @@ impl Spawner {
         self.control.as_fd()
     }
 
-    /// Whether an event waits that polling does not show.
-    pub fn has_early_event(&self) -> bool {
-        self.has_spawned && !self.early.is_empty()
-    }
-
-    /// Waits for the next event; `None` when the stub is gone. Events come in the order of [`Event`].
+    /// Waits for the next event; `None` when the stub is gone.
     pub fn next_event(&mut self) -> io::Result<Option<Event>> {
-        let (message, mut fds) = loop {
-            if self.has_spawned
-                && let Some(early) = self.early.pop_front()
-            {
-                break early;
-            }
-            let received = match self.receive_raw() {
-                Ok(received) => received,
-                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                    // No init will come any more; what was said before the end is why.
-                    self.has_spawned = true;
-                    match self.early.pop_front() {
-                        Some(early) => break early,
-                        None => return Ok(None),
-                    }
-                }
-                Err(error) => return Err(error),
-            };
-            self.has_spawned |= received.0.kind == wire::MESSAGE_SPAWNED;
-            if self.has_spawned {
-                break received;
-            }
-            self.early.push_back(received);
-        };
-        let value_i32 = i32::try_from(message.value).unwrap_or(-1);
+        let Some((message, mut fds)) = receive_or_end(&self.control)? else { return Ok(None) };
         Ok(Some(match message.kind {
             wire::MESSAGE_SPAWNED => match fds.pop() {
-                Some(pidfd) => Event::Spawned { pid: value_i32, pidfd },
+                Some(pidfd) => Event::Spawned { pid: i32::try_from(message.value).unwrap_or(-1), pidfd },
                 // The kernel drops descriptors silently when our table is full.
                 None => return Err(io::Error::from_raw_os_error(libc::EMFILE)),
             },
-            wire::MESSAGE_READY => Event::Ready(fds),
-            wire::MESSAGE_FAULT => Event::Fault { op: message.op, answer: message.value },
-            wire::MESSAGE_ENDED => Event::Ended { status: value_i32, n_left: message.usage[0].cast_unsigned() },
+            wire::MESSAGE_FAULT => Event::Fault(Fault { op: message.op, answer: message.value }),
             wire::MESSAGE_GONE => Event::Gone,
-            wire::MESSAGE_REAPED => {
-                let [user_us, system_us, resident_max_kib, read_blocks, written_blocks] = message.usage;
-                Event::Reaped(Usage { user_us, system_us, resident_max_kib, read_blocks, written_blocks })
-            }
+            wire::MESSAGE_REAPED => Event::Reaped(Usage::of(&message.usage)),
             other => return Err(io::Error::other(format!("the stub sent a message of unknown kind {other}"))),
         }))
     }
 
     /// Tells the stub that init's numbers were read.
     pub fn reap(&mut self) -> io::Result<()> {
-        self.send(&wire::Command { kind: wire::COMMAND_REAP, len: 0 }, &[])
+        send(&self.control, wire::COMMAND_REAP, 0, &[])
+    }
+}
+
+/// The line to a cell's init. The cell ends when it is dropped.
+#[derive(Debug)]
+pub struct Line {
+    socket: OwnedFd,
+}
+
+impl Line {
+    /// Has a command run, once every wall stands and the one before it has ended.
+    pub fn run<L>(&self, image: &Image<L>, inputs: &[BorrowedFd<'_>]) -> io::Result<()> {
+        send_image(&self.socket, wire::COMMAND_RUN, image, inputs)
     }
 
-    fn send(&mut self, command: &wire::Command, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(wire::INPUT_FDS_MAX))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
-            return Err(io::Error::other("too many descriptors for one message"));
-        }
-        let bytes = [io::IoSlice::new(command_bytes(command))];
-        rustix::io::retry_on_intr(|| rustix::net::sendmsg(&self.control, &bytes, &mut ancillary, SendFlags::NOSIGNAL))?;
-        Ok(())
+    /// Signals the command's process group.
+    pub fn signal(&self, signal: u8) -> io::Result<()> {
+        send(&self.socket, wire::COMMAND_SIGNAL, u64::from(signal), &[])
     }
 
-    fn receive_raw(&mut self) -> io::Result<(wire::Message, Vec<OwnedFd>)> {
-        let mut bytes = [0u8; size_of::<wire::Message>()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(wire::EXPORTS_MAX))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let received = rustix::io::retry_on_intr(|| {
-            rustix::net::recvmsg(
-                &self.control,
-                &mut [io::IoSliceMut::new(&mut bytes)],
-                &mut ancillary,
-                RecvFlags::CMSG_CLOEXEC,
-            )
-        });
-        let n = match received {
-            // The stub died with our command unread.
-            Err(rustix::io::Errno::CONNRESET) => 0,
-            other => other?.bytes,
-        };
-        if n == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        let fds = ancillary
-            .drain()
-            .filter_map(|message| match message {
-                RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-                _ => None,
-            })
-            .flatten()
-            .collect();
-        let word = |at: usize| {
-            let mut word = [0u8; 8];
-            word.copy_from_slice(&bytes[at * 8..at * 8 + 8]);
-            u64::from_ne_bytes(word)
-        };
-        let signed = |at: usize| word(at).cast_signed();
-        let message = wire::Message {
-            kind: word(0),
-            op: word(1),
-            value: signed(2),
-            usage: [signed(3), signed(4), signed(5), signed(6), signed(7)],
-        };
-        Ok((message, fds))
+    /// Stops every process of the cell.
+    pub fn pause(&self) -> io::Result<()> {
+        send(&self.socket, wire::COMMAND_PAUSE, 0, &[])
     }
+
+    /// Lets them go on.
+    pub fn resume(&self) -> io::Result<()> {
+        send(&self.socket, wire::COMMAND_RESUME, 0, &[])
+    }
+
+    /// Kills every process of the cell but its init, which reports the end of the command.
+    pub fn kill(&self) -> io::Result<()> {
+        send(&self.socket, wire::COMMAND_KILL, 0, &[])
+    }
+
+    /// The socket, for polling.
+    pub fn as_pollable(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Waits for the next event; `None` when init is gone.
+    pub fn next_event(&self) -> io::Result<Option<LineEvent>> {
+        let Some((message, fds)) = receive_or_end(&self.socket)? else { return Ok(None) };
+        let fault = Fault { op: message.op, answer: message.value };
+        Ok(Some(match message.kind {
+            wire::MESSAGE_READY => LineEvent::Ready(fds),
+            wire::MESSAGE_FAULT => LineEvent::Fault(fault),
+            wire::MESSAGE_COMMAND_FAULT => LineEvent::CommandFault(fault),
+            wire::MESSAGE_ENDED => LineEvent::Ended {
+                status: i32::try_from(message.value).unwrap_or(-1),
+                n_left: message.usage[5].cast_unsigned(),
+                usage: Usage::of(&message.usage),
+            },
+            other => return Err(io::Error::other(format!("init sent a message of unknown kind {other}"))),
+        }))
+    }
+}
+
+fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}
+
+fn send_image<L>(socket: &OwnedFd, kind: u64, image: &Image<L>, inputs: &[BorrowedFd<'_>]) -> io::Result<()> {
+    assert!(inputs.len() <= wire::INPUTS_MAX, "an image comes with at most {} descriptors", wire::INPUTS_MAX);
+    let memory = File::from(memfd("hotcell-program", MemfdFlags::CLOEXEC)?);
+    (&memory).write_all(&image.bytes)?;
+    let mut fds = vec![memory.as_fd()];
+    fds.extend_from_slice(inputs);
+    send(socket, kind, image.bytes.len() as u64, &fds)
+}
+
+fn send(socket: &OwnedFd, kind: u64, value: u64, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(wire::INPUTS_MAX + 1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::Error::other("too many descriptors for one message"));
+    }
+    let command = wire::Command { kind, value };
+    let bytes = [io::IoSlice::new(command_bytes(&command))];
+    rustix::io::retry_on_intr(|| rustix::net::sendmsg(socket, &bytes, &mut ancillary, SendFlags::NOSIGNAL))?;
+    Ok(())
+}
+
+/// The next message; none when the other side is gone.
+fn receive_or_end(socket: &OwnedFd) -> io::Result<Option<(wire::Message, Vec<OwnedFd>)>> {
+    match receive(socket) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+        received => received.map(Some),
+    }
+}
+
+fn receive(socket: &OwnedFd) -> io::Result<(wire::Message, Vec<OwnedFd>)> {
+    let mut bytes = [0u8; size_of::<wire::Message>()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(wire::EXPORTS_MAX))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let n = loop {
+        let mut into = [io::IoSliceMut::new(&mut bytes)];
+        match rustix::net::recvmsg(socket, &mut into, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+            // It died with a command of ours unread, which is told once; what it said before comes after.
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNRESET) => {}
+            received => break received?.bytes,
+        }
+    };
+    if n == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let fds = ancillary
+        .drain()
+        .filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    let word = |at: usize| {
+        let mut word = [0u8; 8];
+        word.copy_from_slice(&bytes[at * 8..at * 8 + 8]);
+        u64::from_ne_bytes(word)
+    };
+    let message = wire::Message {
+        kind: word(0),
+        op: word(1),
+        value: word(2).cast_signed(),
+        usage: std::array::from_fn(|at| word(3 + at).cast_signed()),
+    };
+    Ok((message, fds))
 }
 
 impl Drop for Spawner {
     /// Ends the cell with the stub. Closing the socket is what the stub listens to; it kills and
     /// sweeps, and only then is it reaped here.
     fn drop(&mut self) {
-        if let Ok((ours, _theirs)) =
-            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-        {
+        if let Ok((ours, _theirs)) = pair() {
             self.control = ours;
         } else if self.child.kill().is_err() {
             // Already gone; init follows its parent.

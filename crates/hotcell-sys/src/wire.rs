@@ -1,35 +1,31 @@
 //! The memory layout that the supervisor writes and the stub runs.
 //!
 //! ```text
-//! BASE ─▶ Header │ Op, Op, Op … │ strings, structs, filter code, slots
+//! BASE ─▶ Header │ strings, structs, filter code, slots │ Op, Op, Op …
 //! ```
 //!
-//! The image is mapped at one fixed address, so every pointer in it is final when it is written and
-//! the stub relocates nothing. Compiled twice, into the library and into the stub: both must see
-//! the same bytes, so this file uses `core` only and every type is `repr(C)`.
+//! There are two kinds of images: one of a cell, which the spawner keeps for all cells it makes, and one of a command,
+//! which a cell's init gets for each. An image is mapped at a fixed address, so every pointer in it is final when it is
+//! written and the stub relocates nothing. Compiled twice, into the library and into the stub: both must see the same
+//! bytes, so this file uses `core` only and every type is `repr(C)`.
 
-/// Where the image is mapped. Far from where a static executable, its stack and its vdso live.
+/// Where the image of a cell is mapped. Far from where a static executable, its stack and its vdso live.
 pub const BASE: u64 = 0x1000_0000_0000;
+/// Where the image of a command is mapped.
+pub const COMMAND_BASE: u64 = 0x1100_0000_0000;
 /// First word of an image: a stub fed anything else stops before it interprets it.
 pub const MAGIC: u64 = 0x6c6c_6563_746f_6801;
-/// The control socket in the stub.
+/// The socket to the supervisor: the spawner's, and in a cell its init's own.
 pub const CONTROL_FD: i32 = 0;
 /// Where the payload keeps it, closing at exec, while it makes room for its own stdin. Low enough to
 /// fit under the smallest limit on descriptors.
 pub const PAYLOAD_CONTROL_FD: i32 = 15;
-/// The first descriptor that came with the program; the image itself is number 1.
-pub const INPUT_FD_FIRST: i32 = 2;
-/// How many descriptors may come with a program.
-pub const INPUT_FDS_MAX: usize = 12;
+/// How many descriptors may come with an image, beside its own.
+pub const INPUTS_MAX: usize = 12;
 /// How many descriptors a finished set-up may hand back.
 pub const EXPORTS_MAX: usize = 4;
 /// `Op::call` for comparing memory: `args` are two addresses and a length.
 pub const CALL_COMPARE: i64 = -1;
-/// Stops every process of a cell but its init; sent by the supervisor, see `stub::run`.
-pub const SIGNAL_PAUSE: i32 = 20; // SIGTSTP
-/// Undoes [`SIGNAL_PAUSE`].
-pub const SIGNAL_RESUME: i32 = 18; // SIGCONT
-
 /// The ops of one process of the launch, as a range of the op table.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug)]
@@ -48,11 +44,13 @@ pub struct Header {
     pub magic: u64,
     /// Address of the first op.
     pub ops: u64,
-    /// Run by the spawner, outside the cell, before anything is cloned.
-    pub spawner: Section,
+    /// Run once by the spawner itself, when the image comes.
+    pub template: Section,
+    /// Run by the spawner before each cell, as soon as the one before it is gone.
+    pub ahead: Section,
     /// Run by the cell's init: builds and proves the walls.
     pub init: Section,
-    /// Run by the payload; its last op is `execve`. Empty: init stops after its own section.
+    /// In an image of a command: run by the process that becomes it; its last op is `execve`.
     pub payload: Section,
     /// Run by the spawner if the supervisor vanished: removes what nobody else will remove.
     pub orphaned: Section,
@@ -64,8 +62,12 @@ pub struct Header {
     pub exports: [u64; EXPORTS_MAX],
     /// How many of `exports` are in use.
     pub n_exports: u64,
-    /// How long the cell may live if its supervisor does not end it.
+    /// The descriptors that came with the image, written by whoever received them.
+    pub inputs: [i64; INPUTS_MAX],
+    /// In an image of a command: how long it may run if its supervisor does not end it.
     pub life_ms_max: u64,
+    /// In an image of a command: whether the cell ends with it.
+    pub is_last: u64,
 }
 
 /// One step: a syscall, what it must answer, and where the answer goes.
@@ -101,22 +103,34 @@ pub const EXPECT_SAME: u32 = 4;
 /// A comparison must find the memory different.
 pub const EXPECT_DIFFERENT: u32 = 5;
 
-/// What the supervisor tells the spawner.
+/// What the supervisor says.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Command {
     /// One of the `COMMAND_*` values.
     pub kind: u64,
-    /// For [`COMMAND_PROGRAM`]: length of the image.
-    pub len: u64,
+    /// For images: their length. For [`COMMAND_SIGNAL`]: which.
+    pub value: u64,
 }
 
-/// Hold a new user namespace open; answered by [`MESSAGE_HOLDING`].
+/// To the spawner: hold a new user namespace open; answered by [`MESSAGE_HOLDING`].
 pub const COMMAND_HOLD: u64 = 1;
-/// Run the image that comes as the first descriptor.
+/// To the spawner: take the image of a cell, which comes as the first descriptor, and make its template.
 pub const COMMAND_PROGRAM: u64 = 2;
-/// Init's last numbers were read: reap it and say what it used.
-pub const COMMAND_REAP: u64 = 3;
+/// To the spawner: make a cell; its init gets the socket that comes along.
+pub const COMMAND_CELL: u64 = 3;
+/// To the spawner: init's last numbers were read: reap it and say what it used.
+pub const COMMAND_REAP: u64 = 4;
+/// To init: run the command whose image comes as the first descriptor.
+pub const COMMAND_RUN: u64 = 5;
+/// To init: signal the command's process group.
+pub const COMMAND_SIGNAL: u64 = 6;
+/// To init: stop every process of the cell.
+pub const COMMAND_PAUSE: u64 = 7;
+/// To init: undo [`COMMAND_PAUSE`].
+pub const COMMAND_RESUME: u64 = 8;
+/// To init: kill every process of the cell but init itself.
+pub const COMMAND_KILL: u64 = 9;
 
 /// What the stub tells the supervisor.
 #[repr(C)]
@@ -124,30 +138,31 @@ pub const COMMAND_REAP: u64 = 3;
 pub struct Message {
     /// One of the `MESSAGE_*` values.
     pub kind: u64,
-    /// For [`MESSAGE_FAULT`]: index of the op, or [`OP_CLONE`], [`OP_FORK`].
+    /// For [`MESSAGE_FAULT`] and [`MESSAGE_COMMAND_FAULT`]: index of the op, or one of the `OP_*` values.
     pub op: u64,
     /// A pid, a wait status, or what the kernel answered.
     pub value: i64,
-    /// For [`MESSAGE_REAPED`]: user µs, system µs, largest resident set in KiB, blocks of 512 bytes
-    /// read and written. For [`MESSAGE_ENDED`]: how
-    /// many processes the payload left behind.
-    pub usage: [i64; 5],
+    /// For [`MESSAGE_REAPED`] and [`MESSAGE_ENDED`]: user µs, system µs, largest resident set in KiB, blocks of 512
+    /// bytes read and written, and for the latter how many processes the command left behind.
+    pub usage: [i64; 6],
 }
 
-/// `value` is the pid of a process that holds a user namespace.
+/// From the spawner: `value` is the pid of a process that holds a user namespace.
 pub const MESSAGE_HOLDING: u64 = 1;
-/// `value` is init's pid; its pidfd comes along.
+/// From the spawner: `value` is init's pid; its pidfd comes along.
 pub const MESSAGE_SPAWNED: u64 = 2;
-/// Every wall stands; the exported descriptors come along.
+/// From init: every wall stands; the exported descriptors come along.
 pub const MESSAGE_READY: u64 = 3;
-/// An op did not answer as expected.
+/// An op of the cell's image did not answer as expected.
 pub const MESSAGE_FAULT: u64 = 4;
-/// The payload ended; `value` is its wait status.
+/// From init: the command ended, and with it every process it left; `value` is its wait status.
 pub const MESSAGE_ENDED: u64 = 5;
-/// Init ended, and with it every process of the cell; it is not reaped yet.
+/// From the spawner: init ended, and with it every process of the cell; it is not reaped yet.
 pub const MESSAGE_GONE: u64 = 6;
-/// Init is reaped; `usage` is what the whole tree used.
+/// From the spawner: init is reaped; `usage` is what the whole tree used.
 pub const MESSAGE_REAPED: u64 = 7;
+/// From the process that becomes the command: an op of the command's image did not answer as expected.
+pub const MESSAGE_COMMAND_FAULT: u64 = 8;
 
 /// The clone that makes init failed.
 pub const OP_CLONE: u64 = u64::MAX;

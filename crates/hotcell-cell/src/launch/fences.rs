@@ -6,7 +6,7 @@ use hotcell_base::text::shown;
 use hotcell_sys::program::{Addr, Expect, Slot};
 use libc::{EACCES, EPERM};
 
-use super::{AT_FDCWD, CHDIR, Label, Writer, family, inet_address};
+use super::{AT_FDCWD, Label, Writer, family, inet_address};
 use crate::landlock;
 use crate::seccomp;
 use crate::view::FENCE;
@@ -84,13 +84,6 @@ impl Writer<'_> {
         self.call("bind an abstract socket", libc::SYS_bind, &[fd.into(), at.into(), len.into()], Expect::Ok);
         self.call("listen", libc::SYS_listen, &[fd.into(), 1.into()], Expect::Ok);
         (fd, at, len)
-    }
-
-    /// The command inherits it from init; a wrong one is found before anything of the command runs.
-    pub(super) fn working_directory(&mut self) {
-        self.wall = Wall::Root;
-        let cwd = self.text(self.plan.cwd.as_os_str().as_bytes());
-        self.call(CHDIR, libc::SYS_chdir, &[cwd.into()], Expect::Ok);
     }
 
     pub(super) fn seccomp(&mut self) {

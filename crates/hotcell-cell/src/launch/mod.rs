@@ -1,23 +1,29 @@
 //! A plan, written down as the syscalls that make it true.
 //!
 //! ```text
-//! spawner   open the cgroup the cell is born into
-//! init      enter v1 cgroups → private mounts → open every source → new root → scratch → entries of
-//!           the view → pivot → drop id, groups, capabilities → no new privileges → Landlock → limits
-//!           → working directory → syscall filter; after each wall, a call that must fail if the wall stands
-//! payload   own session → stdin, stdout, stderr → no other descriptor → execve
-//! orphaned  remove the cgroup
+//! template  enter v1 cgroups → own user namespace → private mounts → open every source → new root → all of the view
+//!           that no cell changes → pivot → no capability can be had again          the spawner, once
+//! ahead     network, ipc, uts and time namespaces                                  the spawner, before each cell
+//! init      /proc → scratch → the rest of the view → drop id, groups, capabilities → no new privileges → Landlock
+//!           → limits → syscall filter                                              each cell
+//! payload   own session → stdin, stdout, stderr → no other descriptor → working directory → execve    each command
+//! orphaned  remove the cgroup                                                      the spawner, if nobody else can
 //! ```
+//!
+//! After each wall comes a call that must fail if the wall stands. A cell is made of a copy of the template's mounts and
+//! is a child of the spawner: what the spawner has proven of itself and a child cannot but inherit (its cgroups, the
+//! capabilities it can never have, the read-only root) is proven there, once; everything else in each cell.
 //!
 //! Pure: a plan has one program. Every call is labelled with the wall it builds or proves.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hotcell_sys::program::{Addr, Arg, Expect, Program, Slot, Stage};
-use hotcell_sys::wire::{INPUT_FD_FIRST, INPUT_FDS_MAX, PAYLOAD_CONTROL_FD};
+use hotcell_sys::wire::{INPUTS_MAX, PAYLOAD_CONTROL_FD};
 use libc::{EACCES, EBADF, ENOENT, ENXIO};
 
 use crate::cgroup::Group;
@@ -30,6 +36,7 @@ mod namespaces;
 mod privilege;
 mod root;
 
+use root::Mounts;
 pub(crate) use root::{DECOYS, PAGE, scratch_inodes};
 
 /// How much longer than its limit a cell may live before its spawner ends it: room for slow walls and
@@ -45,6 +52,8 @@ pub(crate) struct Label {
 
 /// What is known only when the cell is made.
 pub(crate) struct Making<'a> {
+    /// The spawner's pid.
+    pub(crate) spawner: u32,
     /// The id a cell started by root gets.
     pub(crate) id: u32,
     /// The cgroup, where there is one.
@@ -54,16 +63,13 @@ pub(crate) struct Making<'a> {
     pub(crate) owners: &'a [Owner],
 }
 
-/// Descriptors that come with the program, in order; then one for each owner.
-const STDIN_FD: i32 = INPUT_FD_FIRST;
-const STDOUT_FD: i32 = INPUT_FD_FIRST + 1;
-const STDERR_FD: i32 = INPUT_FD_FIRST + 2;
-pub(crate) const N_STREAMS: usize = 3;
-/// Descriptors for owners that come beside the image and the streams.
-pub(crate) const OWNERS_MAX: usize = INPUT_FDS_MAX - 1 - N_STREAMS;
+/// Descriptors that come with a command: its streams, in order.
+const STDIN: usize = 0;
+const STDOUT: usize = 1;
+const STDERR: usize = 2;
+/// Descriptors that come with the program of a cell: one for each owner.
+pub(crate) const OWNERS_MAX: usize = INPUTS_MAX;
 const AT_FDCWD: i32 = libc::AT_FDCWD;
-/// The second process of a pid namespace.
-const PAYLOAD_PID: i64 = 2;
 
 /// Owners of the view that differ from the cell's own id, each once.
 pub(crate) fn owners(plan: &Plan) -> Vec<Owner> {
@@ -95,20 +101,23 @@ pub(crate) fn id_map(owner: u32, id: u32) -> String {
     map
 }
 
-/// Writes the whole launch down.
-pub(crate) fn program(plan: &Plan, making: &Making<'_>) -> Program<Label> {
-    let mut out = Writer { program: Program::new(), stage: Stage::Spawner, wall: Wall::Cgroup, plan, making };
-    out.spawner();
-    out.program.life_max(plan.limits.time.saturating_add(OVERTIME));
+/// Writes down how cells of a plan are made.
+pub(crate) fn cell(plan: &Plan, making: &Making<'_>) -> Program<Label> {
+    let mut out = Writer::new(Program::cell(), Stage::Template, plan, making);
+    out.modes();
+    out.enter_cgroups();
+    out.user_namespace();
+    let mounts = if plan.asks_for(Wall::Mount) { out.template_mounts() } else { Mounts::default() };
+    out.give_up_capabilities();
+    out.stage = Stage::Ahead;
+    out.namespaces();
+    out.clone_flags();
     out.stage = Stage::Init;
     out.parent_death();
-    out.modes();
-    out.identity_maps();
-    out.enter_cgroups();
-    if plan.asks_for(Wall::Mount) {
-        out.mounts();
+    out.prove_cgroup();
+    if plan.asks_for(Wall::Root) && plan.asks_for(Wall::Mount) {
+        out.cell_mounts(&mounts);
     }
-    out.names();
     out.prove_namespaces();
     out.drop_privilege();
     out.no_new_privs();
@@ -117,10 +126,16 @@ pub(crate) fn program(plan: &Plan, making: &Making<'_>) -> Program<Label> {
     out.rlimits();
     out.working_directory();
     out.seccomp();
-    out.stage = Stage::Payload;
-    out.payload();
     out.stage = Stage::Orphaned;
     out.orphaned();
+    out.program
+}
+
+/// Writes down how a plan's command is run in a cell of it.
+pub(crate) fn command(plan: &Plan, making: &Making<'_>) -> Program<Label> {
+    let mut out = Writer::new(Program::command(), Stage::Payload, plan, making);
+    out.program.life_max(plan.limits.time.saturating_add(OVERTIME));
+    out.payload();
     out.program
 }
 
@@ -130,9 +145,17 @@ struct Writer<'a> {
     wall: Wall,
     plan: &'a Plan,
     making: &'a Making<'a>,
+    /// Of each cgroup directory: the one above it, and the way back there.
+    parents: BTreeMap<PathBuf, (Slot, Slot)>,
+    /// Who is in the group that cells are cloned into.
+    list: Option<Slot>,
 }
 
-impl Writer<'_> {
+impl<'a> Writer<'a> {
+    fn new(program: Program<Label>, stage: Stage, plan: &'a Plan, making: &'a Making<'a>) -> Writer<'a> {
+        Writer { program, stage, wall: Wall::Cgroup, plan, making, parents: BTreeMap::new(), list: None }
+    }
+
     fn call(&mut self, what: impl Into<Cow<'static, str>>, number: i64, args: &[Arg], expect: Expect) {
         let label = Label { wall: self.wall, what: what.into() };
         self.program.call(self.stage, label, number, args, expect).ignore();
@@ -166,41 +189,35 @@ impl Writer<'_> {
         self.close(fd);
     }
 
-    fn spawner(&mut self) {
-        self.program.clone_flags(self.clone_flags());
-        if let Some(directory) = self.making.group.and_then(Group::clone_into) {
-            let path = self.text(directory.as_os_str().as_bytes());
-            let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
-            let fd = self.call_keep("open the cgroup", libc::SYS_openat, &[AT_FDCWD.into(), path.into(), flags.into()]);
-            self.program.clone_into_cgroup(fd);
-        }
-    }
-
-    fn clone_flags(&self) -> u64 {
-        let namespaces = [
-            (Wall::User, libc::CLONE_NEWUSER),
-            (Wall::Mount, libc::CLONE_NEWNS),
-            (Wall::Pid, libc::CLONE_NEWPID),
-            (Wall::Net, libc::CLONE_NEWNET),
-            (Wall::Ipc, libc::CLONE_NEWIPC),
-            (Wall::Uts, libc::CLONE_NEWUTS),
-            (Wall::Time, 0x80),
-        ];
+    /// What a cell is cloned with: its own processes and its own copy of the template's mounts.
+    fn clone_flags(&mut self) {
+        let namespaces = [(Wall::Mount, libc::CLONE_NEWNS), (Wall::Pid, libc::CLONE_NEWPID)];
         let asked = namespaces.iter().filter(|(wall, _)| self.plan.asks_for(*wall));
-        asked.fold(0, |flags, (_, flag)| flags | i64::from(*flag).cast_unsigned())
+        self.program.clone_flags(asked.fold(0, |flags, (_, flag)| flags | i64::from(*flag).cast_unsigned()));
     }
 
     fn orphaned(&mut self) {
         self.wall = Wall::Cgroup;
-        for directory in self.making.group.map(Group::directories).unwrap_or_default() {
-            let path = self.text(directory.as_os_str().as_bytes());
-            self.call("remove the cgroup", libc::SYS_rmdir, &[path.into()], Expect::OkOr(&[libc::EBUSY, ENOENT]));
+        let Some(group) = self.making.group else { return };
+        // A group is not removed while the spawner is in it, nor by a path that is out of its sight.
+        for directory in group.enter() {
+            let (tasks, zero) = (self.parents[directory].1, self.program.data(b"0"));
+            let args = [tasks.into(), zero.into(), 1u64.into()];
+            self.call("leave the cgroup", libc::SYS_write, &args, Expect::OkOr(&[EACCES, libc::ENODEV]));
+        }
+        for directory in group.directories() {
+            let Some(name) = directory.file_name() else { continue };
+            let (parent, name) = (self.parents[directory].0, self.text(name.as_bytes()));
+            let args = [parent.into(), name.into(), libc::AT_REMOVEDIR.into()];
+            self.call("remove the cgroup", libc::SYS_unlinkat, &args, Expect::OkOr(&[libc::EBUSY, ENOENT]));
         }
     }
 
-    fn identity_maps(&mut self) {
+    /// A cell of an ordinary user's lives in a user namespace that its spawner made: there, walls can be built.
+    fn user_namespace(&mut self) {
         self.wall = Wall::User;
         if let (Identity::Own { uid, gid }, true) = (self.plan.identity, self.plan.asks_for(Wall::User)) {
+            self.call("unshare", libc::SYS_unshare, &[libc::CLONE_NEWUSER.into()], Expect::Ok);
             // Only who cannot change groups may map one without help.
             self.write_file("/proc/self/setgroups", b"deny", false);
             self.write_file("/proc/self/gid_map", format!("{gid} {gid} 1").as_bytes(), false);
@@ -221,13 +238,64 @@ impl Writer<'_> {
         self.call("set the mode of new files", libc::SYS_umask, &[0o022.into()], Expect::Ok);
     }
 
+    /// The spawner enters the v1 groups itself: its children are born in them. Only a single thread that moves itself
+    /// does so without a lock of the whole machine.
     fn enter_cgroups(&mut self) {
         self.wall = Wall::Cgroup;
-        for directory in self.making.group.map(Group::enter).unwrap_or_default() {
-            let Some(procs) = directory.join("cgroup.procs").to_str().map(str::to_owned) else { continue };
-            self.write_file(&procs, b"0", false);
+        let Some(group) = self.making.group else { return };
+        for directory in group.directories() {
+            let Some(parent) = directory.parent() else { continue };
+            let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+            let path = self.text(parent.as_os_str().as_bytes());
+            let args = [AT_FDCWD.into(), path.into(), flags.into()];
+            let above = self.call_keep("open the group above", libc::SYS_openat, &args);
+            let mut tasks = above;
+            if group.enter().contains(directory) {
+                let path = self.text(parent.join("tasks").as_os_str().as_bytes());
+                let args = [AT_FDCWD.into(), path.into(), (libc::O_WRONLY | libc::O_CLOEXEC).into()];
+                tasks = self.call_keep("open the way out of the group", libc::SYS_openat, &args);
+            }
+            self.parents.insert(directory.clone(), (above, tasks));
         }
-        self.prove_cgroups();
+        for directory in group.enter() {
+            let tasks = directory.join("tasks");
+            let Some(tasks) = tasks.to_str() else { continue };
+            self.write_file(tasks, b"0", false);
+            let list = self.open_list(directory);
+            let expected = format!("{}\n", self.making.spawner);
+            self.prove_alone(list, &expected);
+            self.close(list);
+        }
+        if let Some(directory) = group.clone_into() {
+            let path = self.text(directory.as_os_str().as_bytes());
+            let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+            let fd = self.call_keep("open the cgroup", libc::SYS_openat, &[AT_FDCWD.into(), path.into(), flags.into()]);
+            self.program.clone_into_cgroup(fd);
+            self.list = Some(self.open_list(directory));
+        }
+    }
+
+    fn open_list(&mut self, directory: &Path) -> Slot {
+        let path = self.text(directory.join("cgroup.procs").as_os_str().as_bytes());
+        let args = [AT_FDCWD.into(), path.into(), (libc::O_RDONLY | libc::O_CLOEXEC).into()];
+        self.call_keep("open the group's list", libc::SYS_openat, &args)
+    }
+
+    /// The group was made for this process alone.
+    fn prove_alone(&mut self, list: Slot, expected: &str) {
+        let (found, len) = (self.program.room(16), expected.len() as u64 + 1);
+        let expected = self.text(expected);
+        self.call("read the group's list", libc::SYS_pread64, &[list.into(), found.into(), 16u64.into()], Expect::Ok);
+        let label = Label { wall: Wall::Cgroup, what: "proof: in the group, and alone".into() };
+        self.program.compare(self.stage, label, found, expected, len, true);
+    }
+
+    /// What a cell is born into is seen from inside; then nothing above it is.
+    fn prove_cgroup(&mut self) {
+        self.wall = Wall::Cgroup;
+        if let (Some(list), true) = (self.list, self.plan.asks_for(Wall::Pid)) {
+            self.prove_alone(list, "1\n");
+        }
         self.wall = Wall::CgroupNs;
         if self.plan.asks_for(Wall::CgroupNs) {
             // Only now: the namespace's root is the group its maker is in.
@@ -235,26 +303,11 @@ impl Writer<'_> {
         }
     }
 
-    /// The group was made for this cell, so whoever is in it is this process.
-    fn prove_cgroups(&mut self) {
-        let Some(group) = self.making.group else { return };
-        let directories = group.enter().iter().map(PathBuf::as_path).chain(group.clone_into());
-        for directory in directories {
-            let path = self.text(directory.join("cgroup.procs").as_os_str().as_bytes());
-            let flags = libc::O_RDONLY | libc::O_CLOEXEC;
-            let fd = self.call_keep(
-                "open the group's list",
-                libc::SYS_openat,
-                &[AT_FDCWD.into(), path.into(), flags.into()],
-            );
-            let (found, expected) = (self.program.room(16), self.text("1\n"));
-            self.call("read the group's list", libc::SYS_read, &[fd.into(), found.into(), 16u64.into()], Expect::Ok);
-            if self.plan.asks_for(Wall::Pid) {
-                let label = Label { wall: Wall::Cgroup, what: "proof: in the group, and alone".into() };
-                self.program.compare(self.stage, label, found, expected, 3, true);
-            }
-            self.close(fd);
-        }
+    /// In a cell, to find out before anything of a command runs; and again by each command.
+    fn working_directory(&mut self) {
+        self.wall = Wall::Root;
+        let cwd = self.text(self.plan.cwd.as_os_str().as_bytes());
+        self.call(CHDIR, libc::SYS_chdir, &[cwd.into()], Expect::Ok);
     }
 
     fn payload(&mut self) {
@@ -263,17 +316,24 @@ impl Writer<'_> {
             self.call("own session", libc::SYS_setsid, &[], Expect::Ok);
         }
         self.wall = Wall::Fds;
-        for (to, from, name) in [(0, STDIN_FD, "stdin"), (1, STDOUT_FD, "stdout"), (2, STDERR_FD, "stderr")] {
-            let args = [from.into(), to.into(), 0.into()];
+        for (to, from, name) in [(0, STDIN, "stdin"), (1, STDOUT, "stdout"), (2, STDERR, "stderr")] {
+            let args = [self.program.input(from).into(), to.into(), 0.into()];
             self.call(format!("give {name}"), libc::SYS_dup3, &args, Expect::Ok);
         }
         if self.plan.asks_for(Wall::Fds) {
             self.close_descriptors();
+        } else {
+            // A control: what is open is inherited.
+            for input in [STDIN, STDOUT, STDERR] {
+                let args = [self.program.input(input).into(), libc::F_SETFD.into(), 0.into()];
+                self.call("leave it open", libc::SYS_fcntl, &args, Expect::OkOr(&[EBADF]));
+            }
         }
         if self.plan.asks_for(Wall::Tty) {
             self.prove_no_terminal();
         }
         self.wall = Wall::Root;
+        self.working_directory();
         let program = self.text(self.plan.program.as_os_str().as_bytes());
         let argv = self.program.texts(self.plan.argv.iter().map(|argument| argument.as_bytes()));
         let env: Vec<Vec<u8>> =
@@ -303,7 +363,10 @@ impl Writer<'_> {
         self.wall = Wall::Tty;
         if self.plan.asks_for(Wall::Pid) {
             // A session's first process has no terminal until it opens one, and there is none to open.
-            self.call("proof: first of its session", libc::SYS_getsid, &[0.into()], Expect::Is(PAYLOAD_PID));
+            let session = self.call_keep("ask for the session", libc::SYS_getsid, &[0.into()]);
+            let process = self.call_keep("ask for the process", libc::SYS_getpid, &[]);
+            let label = Label { wall: Wall::Tty, what: "proof: first of its session".into() };
+            self.program.compare_answers(self.stage, label, session, process);
         }
         let tty = self.text("/dev/tty");
         let args = [AT_FDCWD.into(), tty.into(), libc::O_RDWR.into()];

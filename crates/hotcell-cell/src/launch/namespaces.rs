@@ -7,9 +7,22 @@ use super::{Label, Writer, inet_address};
 use crate::wall::Wall;
 
 const HOST_NAME: &str = "cell";
+const CLONE_NEWTIME: i32 = 0x80;
 
 impl Writer<'_> {
-    pub(super) fn names(&mut self) {
+    /// The spawner goes into new ones, and its next child is born there: nobody waits for a network to be made.
+    pub(super) fn namespaces(&mut self) {
+        for (wall, flag) in [
+            (Wall::Net, libc::CLONE_NEWNET),
+            (Wall::Ipc, libc::CLONE_NEWIPC),
+            (Wall::Uts, libc::CLONE_NEWUTS),
+            (Wall::Time, CLONE_NEWTIME),
+        ] {
+            if self.plan.asks_for(wall) {
+                self.wall = wall;
+                self.call("unshare", libc::SYS_unshare, &[flag.into()], Expect::Ok);
+            }
+        }
         self.wall = Wall::Uts;
         if self.plan.asks_for(Wall::Uts) {
             let name = self.text(HOST_NAME);

@@ -14,17 +14,27 @@ const MSGQUEUE_BYTES: u64 = 819_200;
 const SIGNALS_QUEUED_MAX: u64 = 4096;
 
 impl Writer<'_> {
+    /// No process of the spawner's can get a capability by executing something, ever again. It keeps what it has to
+    /// build walls with; its children drop that themselves.
+    pub(super) fn give_up_capabilities(&mut self) {
+        if !self.plan.asks_for(Wall::Caps) {
+            return;
+        }
+        self.wall = Wall::Caps;
+        for cap in 0..=self.plan.host.last_cap {
+            let args = [libc::PR_CAPBSET_DROP.into(), u64::from(cap).into()];
+            self.call(format!("drop capability {cap} for good"), libc::SYS_prctl, &args, Expect::Ok);
+            let args = [libc::PR_CAPBSET_READ.into(), u64::from(cap).into()];
+            self.call(format!("proof: capability {cap} is gone for good"), libc::SYS_prctl, &args, Expect::Is(0));
+        }
+    }
+
     pub(super) fn drop_privilege(&mut self) {
-        let last_cap = self.plan.host.last_cap;
         if self.plan.asks_for(Wall::Caps) {
             self.wall = Wall::Caps;
             let none = libc::PR_CAP_AMBIENT_CLEAR_ALL;
             let args = [libc::PR_CAP_AMBIENT.into(), none.into(), 0.into(), 0.into(), 0.into()];
             self.call("clear ambient capabilities", libc::SYS_prctl, &args, Expect::Ok);
-            for cap in 0..=last_cap {
-                let args = [libc::PR_CAPBSET_DROP.into(), u64::from(cap).into()];
-                self.call(format!("drop capability {cap} for good"), libc::SYS_prctl, &args, Expect::Ok);
-            }
             // noroot, no_setuid_fixup, no_cap_ambient_raise, each with its lock; keep_caps off and locked.
             let args = [libc::PR_SET_SECUREBITS.into(), 0xefu64.into()];
             self.call("lock the secure bits", libc::SYS_prctl, &args, Expect::Ok);
@@ -55,10 +65,6 @@ impl Writer<'_> {
             self.call("read the capabilities", libc::SYS_capget, &[header.into(), found.into()], Expect::Ok);
             let label = Label { wall: Wall::Caps, what: "proof: no capability left".into() };
             self.program.compare(self.stage, label, found, zero, 24, true);
-            for cap in 0..=last_cap {
-                let args = [libc::PR_CAPBSET_READ.into(), u64::from(cap).into()];
-                self.call(format!("proof: capability {cap} is gone for good"), libc::SYS_prctl, &args, Expect::Is(0));
-            }
             let (tmpfs, at) = (self.text("tmpfs"), self.text("/"));
             let args = [tmpfs.into(), at.into(), tmpfs.into(), 0u64.into(), 0u64.into()];
             self.call("proof: cannot mount", libc::SYS_mount, &args, Expect::Fails(&[EPERM]));
@@ -118,9 +124,9 @@ impl Writer<'_> {
         let cpu_s = limits.cpu_time.map_or(libc::RLIM_INFINITY, |time| time.as_secs() + 1);
         for (resource, name, value) in [
             (libc::RLIMIT_NOFILE, "descriptors", u64::from(limits.fds)),
-            // Counted for each user, and no process but this cell's has its id in its namespace. One more for
-            // init, and one more so that the cgroup's limit or the watch is met first and tells.
-            (libc::RLIMIT_NPROC, "processes", u64::from(limits.pids) + 2),
+            // Counted for each user and namespace, and no process but this cell's init and spawner has its id there. One
+            // more, so that the cgroup's limit or the watch is met first and tells.
+            (libc::RLIMIT_NPROC, "processes", u64::from(limits.pids) + 3),
             // By default one block more than the disk limit, which is then met first and tells.
             (libc::RLIMIT_FSIZE, "file size", limits.file_size.map_or(limits.disk.0 + PAGE, |size| size.0)),
             (libc::RLIMIT_CPU, "cpu time", cpu_s),

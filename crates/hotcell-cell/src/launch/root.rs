@@ -1,5 +1,8 @@
 //! The private root: every part of the host the view shows is opened, a new root is built of them and
 //! of scratch, and the old one is left behind.
+//!
+//! What no cell can change is built once, by the spawner, in a mount namespace of its own; a cell gets a copy of that and
+//! adds what is its own: scratch, `/proc`, the workspace's overlay, and whatever is mounted in those.
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
@@ -7,10 +10,9 @@ use std::path::{Path, PathBuf};
 
 use hotcell_base::text::shown;
 use hotcell_sys::program::{Addr, Arg, Expect, Slot};
-use hotcell_sys::wire::INPUT_FD_FIRST;
 use libc::{EEXIST, ENOENT, ENOTDIR, EPERM, EROFS};
 
-use super::{AT_FDCWD, Label, N_STREAMS, Writer};
+use super::{AT_FDCWD, Label, Writer};
 use crate::control::Decoy;
 use crate::limits::Limits;
 use crate::plan::{ID_MARK, Identity, Mode, Plan};
@@ -27,11 +29,16 @@ const MOUNT_ATTR_NOSUID: u64 = 2;
 const MOUNT_ATTR_NODEV: u64 = 4;
 const MOUNT_ATTR_NOEXEC: u64 = 8;
 const MOUNT_ATTR_IDMAP: u64 = 0x10_0000;
+const FSOPEN_CLOEXEC: u64 = 1;
+const FSMOUNT_CLOEXEC: u64 = 1;
+const FSCONFIG_CMD_CREATE: u64 = 6;
 const MNT_DETACH: u64 = libc::MNT_DETACH as u64;
 
-/// Where the scratch filesystem is while the root is built, and the host's side of the workspace.
-const SCRATCH: &str = ".scratch";
-const LOWER: &str = ".lower";
+const PROC: &str = "proc";
+/// Where the template keeps what each cell mounts by itself, until `/proc` takes its place.
+const SOURCES: &str = PROC;
+/// Where the scratch filesystem is while a cell is built.
+const SCRATCH: &str = "proc/scratch";
 
 pub(crate) const PAGE: u64 = 4096;
 
@@ -49,9 +56,42 @@ pub(crate) fn scratch_inodes(plan: &Plan) -> u64 {
     16 + plan.view.iter().filter(|entry| matches!(entry, Entry::Decoy { .. })).count() as u64
 }
 
+/// What the template leaves to each cell.
+#[derive(Default)]
+pub(super) struct Mounts {
+    /// Where the source of what is mounted at a place is kept.
+    kept: BTreeMap<PathBuf, String>,
+}
+
+/// Whether each cell makes an entry by itself: it is a cell's own, or is in something that is.
+fn is_own(entry: &Entry, view: &[Entry]) -> bool {
+    let is_below = |path: &Path| {
+        view.iter().any(|other| match other {
+            Entry::Scratch { target, .. } | Entry::Overlay { target, .. } => path.starts_with(target),
+            Entry::Proc => is_in_proc(path),
+            _ => false,
+        })
+    };
+    match entry {
+        Entry::Proc | Entry::Scratch { .. } | Entry::Overlay { .. } | Entry::Decoy { .. } => true,
+        // The directories themselves are places to be mounted on.
+        Entry::Directory { path, .. } => path.parent().is_some_and(is_below),
+        Entry::File { path, .. } | Entry::Link { path, .. } | Entry::Mask { path, .. } | Entry::ReadOnly { path } => {
+            is_below(path)
+        }
+        Entry::Bind { target, .. } | Entry::Guard { target, .. } => is_below(target),
+    }
+}
+
+fn is_in_proc(path: &Path) -> bool {
+    path.starts_with("/proc")
+}
+
 impl Writer<'_> {
-    pub(super) fn mounts(&mut self) {
+    /// The mounts of all cells of a plan.
+    pub(super) fn template_mounts(&mut self) -> Mounts {
         self.wall = Wall::Mount;
+        self.call("unshare", libc::SYS_unshare, &[libc::CLONE_NEWNS.into()], Expect::Ok);
         let root = self.text("/");
         let private = libc::MS_REC | libc::MS_PRIVATE;
         self.call(
@@ -60,12 +100,10 @@ impl Writer<'_> {
             &[0u64.into(), root.into(), 0u64.into(), private.into(), 0u64.into()],
             Expect::Ok,
         );
-        if self.plan.asks_for(Wall::Root) {
-            self.private_root();
-        }
+        if self.plan.asks_for(Wall::Root) { self.template_root() } else { Mounts::default() }
     }
 
-    fn private_root(&mut self) {
+    fn template_root(&mut self) -> Mounts {
         self.wall = Wall::Root;
         let sources = self.open_sources();
         let staging = self.plan.host.staging.to_str().expect("one of our own constants").to_owned();
@@ -73,38 +111,112 @@ impl Writer<'_> {
         self.mount("tmpfs", &staging, libc::MS_NOSUID | libc::MS_NODEV, "mode=0755,size=4m,nr_inodes=4096");
         let at = self.text(&staging);
         self.call("enter the new root", libc::SYS_chdir, &[at.into()], Expect::Ok);
-        // Before the old root goes: the kernel lets an ordinary user mount only what it still sees.
-        self.proc();
+        let at = self.text(PROC);
+        self.call("make /proc", libc::SYS_mkdir, &[at.into(), 0o755.into()], Expect::Ok);
+        let mounts = self.keep_sources(&sources);
         // Now, and not when all is in place: from here on there is nothing but the new root, whatever a path, a
         // link in it or `..` says.
         self.wall = Wall::Root;
         let dot = self.text(".");
         self.call("pivot", libc::SYS_pivot_root, &[dot.into(), dot.into()], Expect::Ok);
         self.call("leave the old root", libc::SYS_umount2, &[dot.into(), MNT_DETACH.into()], Expect::Ok);
-        self.scratch();
-        for entry in &self.plan.view {
-            self.entry(entry, &sources);
+        let view = &self.plan.view;
+        for entry in view.iter().filter(|entry| !is_own(entry, view)) {
+            self.entry(entry, &sources, &mounts);
         }
-        self.export();
         self.wall = Wall::Root;
-        self.unmount(SCRATCH);
-        let scratch = self.text(SCRATCH);
-        self.call("remove the scratch's place", libc::SYS_rmdir, &[scratch.into()], Expect::Ok);
+        // What covers files is a mount of its own, and so are its copies.
+        let fence = self.text(FENCE.trim_start_matches('/'));
+        let args = [fence.into(), fence.into(), 0u64.into(), libc::MS_BIND.into(), 0u64.into()];
+        self.call("bind the fence", libc::SYS_mount, &args, Expect::Ok);
+        self.read_only(fence, FENCE, Expect::Ok);
         let root = self.text("/");
         self.call("chdir /", libc::SYS_chdir, &[root.into()], Expect::Ok);
         let read_only = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV;
-        self.set_attributes("make the root read-only".to_owned(), AT_FDCWD.into(), "/", 0, read_only, None);
+        self.set_attributes("make the root read-only".to_owned(), AT_FDCWD.into(), "/", 0, read_only);
+        mounts
+    }
+
+    /// Puts aside what each cell mounts by itself: once the old root is gone, there is no other way to it.
+    fn keep_sources(&mut self, sources: &BTreeMap<PathBuf, Slot>) -> Mounts {
+        let view = &self.plan.view;
+        let own = view.iter().filter(|entry| is_own(entry, view)).filter_map(|entry| match entry {
+            Entry::Bind { target, directory, .. } | Entry::Guard { target, directory, .. } => {
+                Some((target, *directory))
+            }
+            Entry::Overlay { target, .. } => Some((target, true)),
+            _ => None,
+        });
+        let own: Vec<(&PathBuf, bool)> = own.collect();
+        let mut mounts = Mounts::default();
+        self.mount("tmpfs", SOURCES, libc::MS_NOSUID | libc::MS_NODEV, "mode=0700,size=1m,nr_inodes=1024");
+        let scratch = self.text(SCRATCH);
+        self.call("make the scratch's place", libc::SYS_mkdir, &[scratch.into(), 0o700.into()], Expect::Ok);
+        for (number, (target, directory)) in own.into_iter().enumerate() {
+            let place = format!("{SOURCES}/{number}");
+            let at = self.text(&place);
+            if directory {
+                self.call(format!("make {place}"), libc::SYS_mkdir, &[at.into(), 0o700.into()], Expect::Ok);
+            } else {
+                let args = [at.into(), u64::from(libc::S_IFREG).into(), 0.into()];
+                self.call(format!("make {place}"), libc::SYS_mknod, &args, Expect::Ok);
+            }
+            if let Some(source) = sources.get(target) {
+                self.attach(*source, place.as_bytes(), &place);
+            }
+            mounts.kept.insert(target.clone(), place);
+        }
+        // The kernel lets an ordinary user mount only a `/proc` of which it still sees another.
+        if matches!(self.plan.identity, Identity::Own { .. }) && self.plan.asks_for(Wall::Pid) {
+            self.wall = Wall::Pid;
+            let place = format!("{SOURCES}/{PROC}");
+            let (from, at) = (self.text("/proc"), self.text(&place));
+            self.call(format!("make {place}"), libc::SYS_mkdir, &[at.into(), 0o700.into()], Expect::Ok);
+            let flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE;
+            let args = [AT_FDCWD.into(), from.into(), flags.into()];
+            let fd = self.call_keep("open /proc", libc::SYS_open_tree, &args);
+            self.attach(fd, place.as_bytes(), &place);
+        }
+        mounts
+    }
+
+    /// What is a cell's own.
+    pub(super) fn cell_mounts(&mut self, mounts: &Mounts) {
+        let view = &self.plan.view;
+        let own: Vec<&Entry> = view.iter().filter(|entry| is_own(entry, view)).collect();
+        let is_in_proc = |entry: &&&Entry| match entry {
+            Entry::Mask { path, .. } | Entry::ReadOnly { path } => is_in_proc(path),
+            _ => false,
+        };
+        self.scratch();
+        for entry in own.iter().filter(|entry| !is_in_proc(entry)) {
+            self.entry(entry, &BTreeMap::new(), mounts);
+        }
+        self.export(SCRATCH);
+        // Without a pid namespace, a control, there is nothing it could show.
+        let proc = self.plan.asks_for(Wall::Pid).then(|| self.make_proc());
+        self.wall = Wall::Root;
+        self.unmount(SOURCES);
+        if let Some(proc) = proc {
+            self.attach(proc, PROC.as_bytes(), PROC);
+        }
+        for entry in own.iter().filter(is_in_proc) {
+            self.entry(entry, &BTreeMap::new(), mounts);
+        }
+        self.export(PROC);
         self.prove_root();
     }
 
-    fn proc(&mut self) {
+    /// A `/proc` of this pid namespace that is nowhere yet.
+    fn make_proc(&mut self) -> Slot {
         self.wall = Wall::Pid;
-        let at = self.text("proc");
-        self.call("make /proc", libc::SYS_mkdir, &[at.into(), 0o755.into()], Expect::Ok);
-        // Without a pid namespace, a control, there is nothing it could show.
-        if self.plan.asks_for(Wall::Pid) {
-            self.mount("proc", "proc", libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC, "");
-        }
+        let kind = self.text("proc");
+        let context = self.call_keep("open a proc filesystem", libc::SYS_fsopen, &[kind.into(), FSOPEN_CLOEXEC.into()]);
+        let args = [context.into(), FSCONFIG_CMD_CREATE.into(), 0u64.into(), 0u64.into(), 0.into()];
+        self.call("make a proc filesystem", libc::SYS_fsconfig, &args, Expect::Ok);
+        let attributes = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC;
+        let args = [context.into(), FSMOUNT_CLOEXEC.into(), attributes.into()];
+        self.call_keep("mount a proc filesystem", libc::SYS_fsmount, &args)
     }
 
     /// Clones every part of the host the view shows, each with its final attributes, while the
@@ -138,9 +250,7 @@ impl Writer<'_> {
             }
             let namespace = owner.and_then(|owner| self.making.owners.iter().position(|one| *one == owner));
             if let Some(idx) = namespace {
-                let number = INPUT_FD_FIRST + i32::try_from(N_STREAMS + idx).expect("few owners");
-                let what = format!("show {name} as the cell's own");
-                self.set_attributes(what, fd.into(), "", AT_EMPTY_PATH | AT_RECURSIVE, MOUNT_ATTR_IDMAP, Some(number));
+                self.map_ids(fd, idx, &name);
             }
             let mut set = MOUNT_ATTR_NOSUID;
             if !writable || device {
@@ -149,7 +259,7 @@ impl Writer<'_> {
             set |= if device { MOUNT_ATTR_NOEXEC } else { MOUNT_ATTR_NODEV };
             // A bound file may be a device by another name; only directories are searched below.
             let below = if directory { AT_RECURSIVE } else { 0 };
-            self.set_attributes(format!("restrict {name}"), fd.into(), "", AT_EMPTY_PATH | below, set, None);
+            self.set_attributes(format!("restrict {name}"), fd.into(), "", AT_EMPTY_PATH | below, set);
             sources.insert(target.clone(), fd);
         }
         sources
@@ -175,11 +285,23 @@ impl Writer<'_> {
         self.program.compare(self.stage, label("device"), statx.offset(136), device, 8, true);
     }
 
+    /// Shows an owner's files as the cell's own.
+    fn map_ids(&mut self, fd: Slot, owner: usize, name: &str) {
+        let (empty, attributes) = (self.text(""), self.program.words(&[MOUNT_ATTR_IDMAP, 0, 0, 0]));
+        let label = Label { wall: self.wall, what: "take the map of ids".into() };
+        let namespace = self.program.input(owner);
+        // struct mount_attr: the descriptor of the namespace is its last field.
+        self.program
+            .call(self.stage, label, libc::SYS_dup, &[namespace.into()], Expect::Ok)
+            .keep_int_at(attributes.offset(24));
+        let flags = AT_EMPTY_PATH | AT_RECURSIVE;
+        let args = [fd.into(), empty.into(), flags.into(), attributes.into(), 32u64.into()];
+        self.call(format!("show {name} as the cell's own"), libc::SYS_mount_setattr, &args, Expect::Ok);
+    }
+
     /// One filesystem for everything the cell writes, so that one number caps it all.
     fn scratch(&mut self) {
         self.wall = Wall::Disk;
-        let at = self.text(SCRATCH);
-        self.call("make the scratch's place", libc::SYS_mkdir, &[at.into(), 0o700.into()], Expect::Ok);
         let limits = &self.plan.limits;
         // One block and one file more than allowed: whoever uses them has met the limit, and is seen.
         let options = if self.plan.asks_for(Wall::Disk) {
@@ -240,7 +362,19 @@ impl Writer<'_> {
         (self.plan.identity == Identity::Fresh && self.plan.asks_for(Wall::Id)).then_some(u64::from(self.making.id))
     }
 
-    fn entry(&mut self, entry: &Entry, sources: &BTreeMap<PathBuf, Slot>) {
+    /// What is to be mounted at a place: opened for it already, or kept by the template.
+    fn source(&mut self, target: &Path, sources: &BTreeMap<PathBuf, Slot>, mounts: &Mounts) -> Option<Slot> {
+        if let Some(source) = sources.get(target) {
+            return Some(*source);
+        }
+        let place = self.text(mounts.kept.get(target)?);
+        let flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE;
+        let args = [AT_FDCWD.into(), place.into(), flags.into()];
+        let name = shown(target.as_os_str().as_bytes());
+        Some(self.call_keep(format!("open what is for {name}"), libc::SYS_open_tree, &args))
+    }
+
+    fn entry(&mut self, entry: &Entry, sources: &BTreeMap<PathBuf, Slot>, mounts: &Mounts) {
         self.wall = Wall::Root;
         match entry {
             Entry::Directory { path, own } => {
@@ -277,8 +411,8 @@ impl Writer<'_> {
                     // The place may be there already, in a tree that was attached before.
                     self.call(format!("make {name}"), libc::SYS_mknod, &args, Expect::OkOr(&[EEXIST]));
                 }
-                if let Some(source) = sources.get(target) {
-                    self.attach(*source, &path, &name);
+                if let Some(source) = self.source(target, sources, mounts) {
+                    self.attach(source, &path, &name);
                 }
             }
             Entry::Scratch { name, target, mode } => {
@@ -288,13 +422,9 @@ impl Writer<'_> {
             }
             Entry::Overlay { target, .. } => {
                 let (path, name) = self.inside(target);
-                let lower = self.text(LOWER);
-                self.call("make the lower place", libc::SYS_mkdir, &[lower.into(), 0o755.into()], Expect::Ok);
-                if let Some(source) = sources.get(target) {
-                    self.attach(*source, LOWER.as_bytes(), LOWER);
-                }
+                let Some(lower) = mounts.kept.get(target) else { return };
                 // No colon, comma or backslash of a host path ever reaches these options.
-                let mut options = format!("lowerdir={LOWER},upperdir={SCRATCH}/upper,workdir={SCRATCH}/work");
+                let mut options = format!("lowerdir={lower},upperdir={SCRATCH}/upper,workdir={SCRATCH}/work");
                 // Whatever this kernel does by default: a directory that is renamed is copied, and so is a file whose
                 // mode changes. The change list knows nothing else.
                 options.push_str(match self.plan.identity {
@@ -309,13 +439,11 @@ impl Writer<'_> {
                     &[kind.into(), at.into(), kind.into(), flags.into(), options.into()],
                     Expect::Ok,
                 );
-                self.unmount(LOWER);
-                self.call("remove the lower place", libc::SYS_rmdir, &[lower.into()], Expect::Ok);
             }
             Entry::Guard { target, .. } => {
                 let (path, name) = self.inside(target);
-                if let Some(source) = sources.get(target) {
-                    self.attach(*source, &path, &name);
+                if let Some(source) = self.source(target, sources, mounts) {
+                    self.attach(source, &path, &name);
                 }
             }
             Entry::Decoy { number, target, kind } => {
@@ -327,7 +455,7 @@ impl Writer<'_> {
                 };
                 self.attach_scratch(&made, target);
             }
-            // Mounted before everything else.
+            // Mounted between what is on scratch and what is in it.
             Entry::Proc => {}
             Entry::ReadOnly { path } => {
                 let (path, name) = self.inside(path);
@@ -352,9 +480,6 @@ impl Writer<'_> {
                 // What this kernel does not have need not be covered; what is hidden on purpose must be.
                 let expect = if *required { Expect::Ok } else { Expect::OkOr(&[ENOENT, ENOTDIR]) };
                 self.call(format!("cover {name}"), libc::SYS_mount, &args, expect);
-                if !directory {
-                    self.read_only(at, &name, expect);
-                }
             }
         }
     }
@@ -386,15 +511,13 @@ impl Writer<'_> {
         (bytes.strip_prefix(b"/").unwrap_or(bytes).to_vec(), shown(bytes))
     }
 
-    /// Keeps hold of the scratch filesystem and of the cell's processes for the supervisor.
-    fn export(&mut self) {
+    /// Keeps hold of a mount for the supervisor.
+    fn export(&mut self, path: &str) {
         let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
-        for path in [SCRATCH, "proc"] {
-            let at = self.text(path);
-            let args = [AT_FDCWD.into(), at.into(), flags.into()];
-            let fd = self.call_keep(format!("open {path}"), libc::SYS_openat, &args);
-            self.program.export(fd);
-        }
+        let at = self.text(path);
+        let args = [AT_FDCWD.into(), at.into(), flags.into()];
+        let fd = self.call_keep(format!("open /{path}"), libc::SYS_openat, &args);
+        self.program.export(fd);
     }
 
     fn prove_root(&mut self) {
@@ -442,15 +565,9 @@ impl Writer<'_> {
         self.call(format!("unmount {target}"), libc::SYS_umount2, &[at.into(), MNT_DETACH.into()], Expect::Ok);
     }
 
-    fn set_attributes(&mut self, what: String, fd: Arg, path: &str, flags: u64, set: u64, namespace: Option<i32>) {
-        let at = self.text(path);
-        let namespace = namespace.map_or(0, |fd| u64::from(fd.cast_unsigned()));
-        let attributes = self.program.words(&[set, 0, 0, namespace]);
-        self.call(
-            what,
-            libc::SYS_mount_setattr,
-            &[fd, at.into(), flags.into(), attributes.into(), 32u64.into()],
-            Expect::Ok,
-        );
+    fn set_attributes(&mut self, what: String, fd: Arg, path: &str, flags: u64, set: u64) {
+        let (at, attributes) = (self.text(path), self.program.words(&[set, 0, 0, 0]));
+        let args = [fd, at.into(), flags.into(), attributes.into(), 32u64.into()];
+        self.call(what, libc::SYS_mount_setattr, &args, Expect::Ok);
     }
 }

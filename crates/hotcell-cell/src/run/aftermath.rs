@@ -3,13 +3,12 @@
 //! Looked at when the last process of the cell is gone and its scratch filesystem is still held.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use rustix::fs::{AtFlags, FileType};
 
-use super::supervisor::LiveCell;
 use super::{Observer, RunError, platform};
 use crate::changes::{self, Changes, Marks};
 use crate::control::{Control, Findings, Found, is_placeholder};
@@ -21,15 +20,16 @@ use crate::tree::{self, DIRECTORY};
 /// Lists what a copy-on-write workspace would change, and shows it to the observer.
 pub(super) fn changes(
     plan: &Plan,
-    cell: &LiveCell<'_>,
+    scratch: Option<BorrowedFd<'_>>,
+    since: (i64, i64),
     observer: &mut dyn Observer,
 ) -> Result<Option<Changes>, RunError> {
     let workspace = plan.workspace.as_ref().filter(|workspace| workspace.mode == Mode::Cow);
-    let (Some(workspace), Some(scratch)) = (workspace, &cell.scratch) else { return Ok(None) };
+    let (Some(workspace), Some(scratch)) = (workspace, scratch) else { return Ok(None) };
     let marks = if plan.identity == Identity::Fresh { Marks::Trusted } else { Marks::User };
     let everything = Control::default();
     let control = plan.guarded.first().map_or(&everything, |tree| &tree.control);
-    let context = changes::Context { marks, control, since: cell.since };
+    let context = changes::Context { marks, control, since };
     let upper = rustix::fs::openat(scratch, "upper", DIRECTORY, rustix::fs::Mode::empty());
     let listed =
         upper.map_err(io::Error::from).and_then(|upper| changes::list(upper.as_fd(), &workspace.path, &context));
@@ -39,7 +39,11 @@ pub(super) fn changes(
 }
 
 /// Control files the cell made, or tried to.
-pub(super) fn control_attempts(plan: &Plan, cell: &LiveCell<'_>, changes: Option<&Changes>) -> Vec<ControlAttempt> {
+pub(super) fn control_attempts(
+    plan: &Plan,
+    scratch: Option<BorrowedFd<'_>>,
+    changes: Option<&Changes>,
+) -> Vec<ControlAttempt> {
     let mut attempts = Vec::new();
     let workspace = plan.workspace.as_ref().map(|workspace| workspace.path.clone()).unwrap_or_default();
     let in_copy = changes.iter().flat_map(|changes| &changes.list).filter(|change| change.control);
@@ -47,7 +51,7 @@ pub(super) fn control_attempts(plan: &Plan, cell: &LiveCell<'_>, changes: Option
     let mut number = 0;
     for tree in plan.guarded.iter().filter(|tree| tree.in_place) {
         for (path, _) in &tree.decoys {
-            if decoy_was_used(cell, number) {
+            if scratch.is_some_and(|scratch| decoy_was_used(scratch, number)) {
                 attempts.push(ControlAttempt { path: tree.target.join(path), blocked: true });
             }
             number += 1;
@@ -93,8 +97,7 @@ fn changed_in_place(tree: &GuardedTree) -> Vec<ControlAttempt> {
     paths.into_iter().map(|path| ControlAttempt { path: tree.target.join(path), blocked: false }).collect()
 }
 
-fn decoy_was_used(cell: &LiveCell<'_>, number: usize) -> bool {
-    let Some(scratch) = &cell.scratch else { return false };
+fn decoy_was_used(scratch: BorrowedFd<'_>, number: usize) -> bool {
     let path = format!("{}/{number}", launch::DECOYS);
     let Ok(stat) = rustix::fs::statat(scratch, &path, AtFlags::SYMLINK_NOFOLLOW) else { return false };
     if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {

@@ -19,25 +19,26 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use hotcell_sys::program::Image;
-use hotcell_sys::spawner::{Event, Spawner, os_error};
+use hotcell_sys::spawner::{Fault, os_error};
 use hotcell_sys::wire;
 use rustix::event::{PollFd, PollFlags};
 
 use crate::cgroup::{Group, NoGroup};
 use crate::changes::{Changes, Layer};
-use crate::launch::{self, Label, Making};
-use crate::plan::{ID_FIRST, Identity, Plan};
+use crate::launch::{self, Label};
+use crate::plan::{Identity, Plan};
 use crate::report::{Isolation, Report, Timings};
 use crate::wall::{Standing, Wall};
 
 mod aftermath;
 pub mod placeholders;
+mod station;
 mod streams;
 mod supervisor;
 
-use placeholders::Placeholders;
+use station::Station;
 use streams::{Input, Output, Pipes};
-use supervisor::{LiveCell, Supervisor};
+use supervisor::Supervisor;
 
 /// Why a run did not happen or could not be finished.
 #[derive(Debug, thiserror::Error)]
@@ -251,65 +252,37 @@ impl Plan {
         let begun = Instant::now();
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
         let since = (now.tv_sec, now.tv_nsec);
-        // Declared first, so that it is dropped last: a group is removed when its processes are gone.
-        let mut cell = Guard { group: None };
-        let mut spawner = Spawner::start().map_err(platform("the cell's first process cannot be started"))?;
-        let id = ID_FIRST + spawner.pid();
-        let group_name = format!("{name}-{}", spawner.pid());
-        let candidates = self.host.cgroups.candidates(&group_name);
-        let traces = Traces { cgroups: &candidates, placeholders: &self.placeholders() };
-        observer.preparing(&traces).map_err(platform("the cell cannot be recorded"))?;
-        // Dropped when the supervisor, and the cell with it, is gone: nothing is mounted on them any more.
-        let placeholders = Placeholders::make(self);
-        let _placeholders = placeholders.map_err(platform("places for decoys of control files cannot be made"))?;
-        cell.group = self.cgroup(&group_name)?;
-
-        let owners = launch::owners(self);
-        let mut namespaces = Vec::new();
-        for (uid, gid) in &owners {
-            let made = spawner.user_namespace(&launch::id_map(*uid, id), &launch::id_map(*gid, id));
-            namespaces.push(made.map_err(platform("a map of ids for the workspace cannot be made"))?);
-        }
-        let owner = (self.identity == Identity::Fresh && self.asks_for(Wall::Id)).then_some(id);
-        let pipes = Pipes::new(owner).map_err(platform("pipes cannot be made"))?;
-        let image = launch::program(self, &Making { id, group: cell.group.as_ref(), owners: &owners }).image();
-        let mut inputs: Vec<BorrowedFd<'_>> = pipes.theirs.iter().map(AsFd::as_fd).collect();
-        inputs.extend(namespaces.iter().map(AsFd::as_fd));
-        spawner.launch(&image, &inputs).map_err(platform("the program of the cell cannot be sent"))?;
+        let mut station = Station::open(self, name, observer)?;
+        let line = station.raise()?;
+        let pipes = Pipes::new(station.owner(self)).map_err(platform("pipes cannot be made"))?;
+        let command = station.command(self);
+        let inputs: Vec<BorrowedFd<'_>> = pipes.theirs.iter().map(AsFd::as_fd).collect();
+        line.run(&command, &inputs).map_err(platform("the command cannot be sent"))?;
         drop(inputs);
         let prepare = begun.elapsed();
 
         let raised = Instant::now();
-        let (init, mut exports) = self.wait_for_walls(&mut spawner, &image, cell.group.as_ref(), observer, remote)?;
-        drop(namespaces);
-        let (proc, scratch) = (exports.pop(), exports.pop());
+        let cell = station.wait(self, &line, observer, remote)?;
         let id_outside = match self.identity {
             _ if !self.asks_for(Wall::Id) => self.host.uid,
             Identity::Own { uid, .. } => uid,
-            Identity::Fresh => id,
+            Identity::Fresh => station.id,
         };
-        let isolation = Isolation { tier: "process", walls: self.standing(cell.group.as_ref()), id_outside };
+        let isolation = Isolation { tier: "process", walls: self.standing(station.group()), id_outside };
         observer.proven();
         let walls = raised.elapsed();
 
         let Pipes { ours: [stdin_pipe, stdout, stderr], theirs } = pipes;
         drop(theirs);
-        let live = LiveCell { init, group: cell.group.as_ref(), proc, scratch, since };
         let outputs = [Output::new(Stream::Stdout, stdout), Output::new(Stream::Stderr, stderr)];
-        let mut supervisor = Supervisor::new(
-            self,
-            &image,
-            spawner,
-            live,
-            outputs,
-            Input::new(stdin.take().unwrap_or_default(), stdin_pipe),
-        );
+        let input = Input::new(stdin.take().unwrap_or_default(), stdin_pipe);
+        let mut supervisor = Supervisor::new(self, &command, &mut station, line, cell, since, outputs, input);
         supervisor.supervise(observer, remote)?;
         let run = supervisor.elapsed();
         let collecting = Instant::now();
         let mut report = supervisor.collect(isolation, observer)?;
         // The cell is gone; a directory the kernel keeps a moment longer is left to the next sweep.
-        drop(cell);
+        drop(station);
         report.wall = run;
         report.timings = Timings { prepare, walls, run, collect: collecting.elapsed() };
         Ok(report)
@@ -343,66 +316,6 @@ impl Plan {
         }
         walls
     }
-
-    /// Waits until every wall stands or one did not.
-    fn wait_for_walls(
-        &self,
-        spawner: &mut Spawner,
-        image: &Image<Label>,
-        group: Option<&Group>,
-        observer: &mut dyn Observer,
-        remote: Option<&RemoteEnd>,
-    ) -> Result<(OwnedFd, Vec<OwnedFd>), RunError> {
-        let mut init = None;
-        let deadline = Instant::now() + self.limits.time.max(WALLS_WAIT_LEAST);
-        loop {
-            if !spawner.has_early_event() {
-                await_event(spawner, deadline, remote)?;
-            }
-            match spawner.next_event().map_err(platform("the cell's first process cannot be heard"))? {
-                Some(Event::Spawned { pid, pidfd }) => {
-                    let cgroups = group.map(Group::directories).unwrap_or_default();
-                    let spawned = Spawned { spawner_pid: spawner.pid(), init_pid: pid, cgroups };
-                    observer.spawned(&spawned).map_err(platform("the cell cannot be recorded"))?;
-                    init = Some(pidfd);
-                }
-                Some(Event::Ready(exports)) => match init {
-                    Some(pidfd) => return Ok((pidfd, exports)),
-                    None => return Err(out_of_turn()),
-                },
-                Some(Event::Fault { op, answer }) => return Err(fault(self, image, op, answer)),
-                Some(Event::Gone | Event::Ended { .. } | Event::Reaped(_)) | None => return Err(out_of_turn()),
-            }
-        }
-    }
-}
-
-/// Slow storage may take a while to be mounted, even for a command that may not.
-const WALLS_WAIT_LEAST: Duration = Duration::from_secs(30);
-
-/// Waits for the stub to say something, unless the caller or the clock ends the run first.
-fn await_event(spawner: &Spawner, deadline: Instant, remote: Option<&RemoteEnd>) -> Result<(), RunError> {
-    let control = spawner.as_pollable();
-    let mut fds = vec![PollFd::new(&control, PollFlags::IN)];
-    fds.extend(remote.map(|remote| PollFd::new(&remote.0, PollFlags::IN)));
-    let wait = deadline.saturating_duration_since(Instant::now());
-    let wait = rustix::event::Timespec {
-        tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: i64::from(wait.subsec_nanos()),
-    };
-    let n = rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, Some(&wait)))
-        .map_err(|errno| platform("waiting for the cell failed")(errno.into()))?;
-    let given_up = if n == 0 {
-        Some("they took longer than the time limit")
-    } else if fds[0].revents().is_empty() && fds.get(1).is_some_and(|remote| remote.revents().contains(PollFlags::IN)) {
-        Some("the run was asked to end")
-    } else {
-        None
-    };
-    match given_up {
-        Some(why) => Err(platform("the walls did not go up")(io::Error::other(why))),
-        None => Ok(()),
-    }
 }
 
 fn out_of_turn() -> RunError {
@@ -415,7 +328,7 @@ fn platform(what: &'static str) -> impl Fn(io::Error) -> RunError {
 }
 
 /// The error for a call that did not answer as it must.
-fn fault(plan: &Plan, image: &Image<Label>, op: u64, answer: i64) -> RunError {
+fn fault(plan: &Plan, image: &Image<Label>, Fault { op, answer }: Fault) -> RunError {
     let source = (answer < 0).then(|| os_error(answer));
     let Some((_, label)) = image.label(op) else {
         let (wall, what) = match op {
@@ -435,19 +348,4 @@ fn fault(plan: &Plan, image: &Image<Label>, op: u64, answer: i64) -> RunError {
 /// The wall to name when the clone as a whole is refused.
 fn clone_wall(plan: &Plan) -> Wall {
     if plan.asks_for(Wall::User) { Wall::User } else { Wall::Mount }
-}
-
-/// Removes the cgroup of a run that did not get to its end.
-struct Guard {
-    group: Option<Group>,
-}
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        if let Some(group) = self.group.take() {
-            group.kill();
-            // What cannot be removed now is found by the next sweep.
-            let _swept_later = group.remove();
-        }
-    }
 }

@@ -4,16 +4,17 @@
 //! pid 1, with which the kernel ends every process of the namespace.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use hotcell_base::Outcome;
 use hotcell_sys::program::Image;
-use hotcell_sys::spawner::{Event, Spawner, Usage, os_error};
+use hotcell_sys::spawner::{Event, Line, LineEvent, Usage, os_error};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::Signal;
 use sha2::Digest;
 
+use super::station::{Raised, Station};
 use super::streams::{CHUNK, Input, Output};
 use super::{GRACE, Observer, RemoteEnd, RunError, aftermath, fault, out_of_turn, platform};
 use crate::cgroup::{Group, Sample};
@@ -37,9 +38,13 @@ const CPU_OVERDRAFT_MAX: Duration = Duration::from_millis(500);
 
 pub(super) struct Supervisor<'a> {
     plan: &'a Plan,
-    spawner: Spawner,
+    /// The command's.
     image: &'a Image<Label>,
-    cell: LiveCell<'a>,
+    station: &'a mut Station,
+    line: Line,
+    cell: Raised,
+    /// When the run began, in seconds and nanoseconds of the wall clock.
+    since: (i64, i64),
     started: Instant,
     outputs: [Output; 2],
     input: Input,
@@ -48,6 +53,10 @@ pub(super) struct Supervisor<'a> {
     ending: Option<(Outcome, Option<Limit>)>,
     grace_until: Option<Instant>,
     status: Option<i32>,
+    usage: Option<Usage>,
+    is_line_closed: bool,
+    /// Whether the spawner said so.
+    is_gone: bool,
     exec_error: Option<io::Error>,
     peaks: Peaks,
     paused: bool,
@@ -55,33 +64,26 @@ pub(super) struct Supervisor<'a> {
     watch: Watch,
 }
 
-/// A cell that stands, and what can be seen of it from outside.
-pub(super) struct LiveCell<'a> {
-    pub(super) init: OwnedFd,
-    pub(super) group: Option<&'a Group>,
-    /// The cell's own `/proc`.
-    pub(super) proc: Option<OwnedFd>,
-    /// The scratch filesystem.
-    pub(super) scratch: Option<OwnedFd>,
-    /// When the run began, in seconds and nanoseconds of the wall clock.
-    pub(super) since: (i64, i64),
-}
-
 impl<'a> Supervisor<'a> {
     /// Takes a cell over at the moment every wall stands.
+    #[allow(clippy::too_many_arguments)] // One of each; a struct of them would be named once.
     pub(super) fn new(
         plan: &'a Plan,
         image: &'a Image<Label>,
-        spawner: Spawner,
-        cell: LiveCell<'a>,
+        station: &'a mut Station,
+        line: Line,
+        cell: Raised,
+        since: (i64, i64),
         outputs: [Output; 2],
         input: Input,
     ) -> Supervisor<'a> {
         Supervisor {
             plan,
-            spawner,
             image,
+            station,
+            line,
             cell,
+            since,
             started: Instant::now(),
             outputs,
             input,
@@ -89,6 +91,9 @@ impl<'a> Supervisor<'a> {
             ending: None,
             grace_until: None,
             status: None,
+            usage: None,
+            is_line_closed: false,
+            is_gone: false,
             exec_error: None,
             peaks: Peaks::default(),
             paused: false,
@@ -136,7 +141,8 @@ impl<'a> Supervisor<'a> {
             if ready.input {
                 self.input.pump();
             }
-            if ready.control && self.control()? {
+            let is_over = ready.line && self.line()?;
+            if is_over || ready.control && self.control()? {
                 // All writers are gone: what is left in the pipes is all there will be.
                 for idx in 0..2 {
                     self.drain(idx, observer, true)?;
@@ -147,9 +153,14 @@ impl<'a> Supervisor<'a> {
     }
 
     fn poll(&self, wake: Instant, take_output: bool, remote: Option<&RemoteEnd>) -> Result<Ready, RunError> {
-        let control = self.spawner.as_pollable();
+        let (control, line) = (self.station.spawner.as_pollable(), self.line.as_pollable());
         let mut fds = vec![PollFd::new(&control, PollFlags::IN)];
         let mut whose = vec![Whose::Control];
+        // Init says nothing more once it is gone.
+        if !self.is_line_closed {
+            fds.push(PollFd::new(&line, PollFlags::IN));
+            whose.push(Whose::Line);
+        }
         for (idx, output) in self.outputs.iter().enumerate() {
             if let Some(pipe) = output.pipe.as_ref().filter(|_| take_output) {
                 fds.push(PollFd::new(pipe, PollFlags::IN));
@@ -164,8 +175,7 @@ impl<'a> Supervisor<'a> {
             fds.push(PollFd::new(&remote.0, PollFlags::IN));
             whose.push(Whose::Remote);
         }
-        let early = self.spawner.has_early_event();
-        let wait = if early { Duration::ZERO } else { wake.saturating_duration_since(Instant::now()) };
+        let wait = wake.saturating_duration_since(Instant::now());
         let wait = rustix::event::Timespec {
             tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(wait.subsec_nanos()),
@@ -174,11 +184,12 @@ impl<'a> Supervisor<'a> {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(platform("waiting for the cell failed")(error.into())),
         }
-        let mut ready = Ready { control: early, ..Ready::default() };
+        let mut ready = Ready::default();
         for (fd, whose) in fds.iter().zip(whose) {
             if !fd.revents().is_empty() {
                 match whose {
                     Whose::Control => ready.control = true,
+                    Whose::Line => ready.line = true,
                     Whose::Output(idx) => ready.outputs[idx] = true,
                     Whose::Input => ready.input = true,
                     // A remote nobody holds any more polls as closed for ever: it has nothing to say.
@@ -189,41 +200,64 @@ impl<'a> Supervisor<'a> {
         Ok(ready)
     }
 
-    /// Handles one event; true when the last process is gone.
-    fn control(&mut self) -> Result<bool, RunError> {
-        match self.spawner.next_event().map_err(platform("the cell's first process cannot be heard"))? {
-            Some(Event::Ended { status, n_left }) => {
+    /// Hears the cell's init; true when the command ended, and all that it left.
+    fn line(&mut self) -> Result<bool, RunError> {
+        match self.line.next_event().map_err(platform("the cell's first process cannot be heard"))? {
+            Some(LineEvent::Ended { status, n_left, usage }) => {
                 self.status = Some(status);
+                self.usage = Some(usage);
                 // The command itself was one more.
                 self.peaks.pids = self.peaks.pids.max(n_left + 1);
+                Ok(true)
             }
-            Some(Event::Gone) => return Ok(true),
-            Some(Event::Fault { op, answer }) => {
-                let exec = self.image.label(op).is_some_and(|(_, label)| label.what == launch::EXEC);
-                if !exec {
-                    return Err(fault(self.plan, self.image, op, answer));
+            Some(LineEvent::CommandFault(found)) => {
+                let is_exec = self.image.label(found.op).is_some_and(|(_, label)| label.what == launch::EXEC);
+                if !is_exec {
+                    return Err(fault(self.plan, self.image, found));
                 }
-                self.exec_error = Some(os_error(answer));
+                self.exec_error = Some(os_error(found.answer));
+                Ok(false)
             }
-            Some(Event::Spawned { .. } | Event::Ready(_) | Event::Reaped(_)) => return Err(out_of_turn()),
+            Some(LineEvent::Fault(found)) => Err(fault(self.plan, &self.station.image, found)),
+            Some(LineEvent::Ready(_)) => Err(out_of_turn()),
+            // Killed; its spawner tells.
             None => {
-                let source = io::Error::other("it was killed from outside, and the cell with it");
-                return Err(platform("the cell's spawner is gone")(source));
+                self.is_line_closed = true;
+                Ok(false)
             }
         }
-        Ok(false)
+    }
+
+    /// Hears the spawner; true when the last process is gone.
+    fn control(&mut self) -> Result<bool, RunError> {
+        match self.station.spawner.next_event().map_err(platform("the cell's first process cannot be heard"))? {
+            Some(Event::Gone) => {
+                // What init said before it went is on the line.
+                while !self.is_line_closed && self.status.is_none() {
+                    self.line()?;
+                }
+                self.is_gone = true;
+                Ok(true)
+            }
+            Some(Event::Fault(found)) => Err(fault(self.plan, &self.station.image, found)),
+            Some(Event::Spawned { .. } | Event::Reaped(_)) => Err(out_of_turn()),
+            None => {
+                let source = io::Error::other("it was killed from outside, and the cell with it");
+                Err(platform("the cell's spawner is gone")(source))
+            }
+        }
     }
 
     fn remote(&mut self, remote: Option<&RemoteEnd>) {
         let mut signals = [0u8; 16];
         let Some(Ok(n)) = remote.map(|remote| rustix::io::read(&remote.0, &mut signals)) else { return };
         for signal in &signals[..n] {
-            let named = Signal::from_named_raw(i32::from(*signal));
-            match (named, self.grace_until) {
-                (Some(signal), None) => {
+            let is_named = Signal::from_named_raw(i32::from(*signal)).is_some();
+            match (is_named, self.grace_until) {
+                (true, None) => {
                     self.resume();
                     // Init passes it on to the command's process group.
-                    let _gone = rustix::process::pidfd_send_signal(&self.cell.init, signal);
+                    let _gone = self.line.signal(*signal);
                     self.grace_until = Some(Instant::now() + GRACE);
                 }
                 _ => self.end(Outcome::Killed, None),
@@ -237,7 +271,7 @@ impl<'a> Supervisor<'a> {
             self.ending = Some((outcome, limit));
             self.grace_until = None;
         }
-        match self.cell.group {
+        match self.station.group() {
             Some(group) => group.kill(),
             // What the killed used is not added to anybody's count: look before they are gone.
             None => {
@@ -291,7 +325,7 @@ impl<'a> Supervisor<'a> {
             return;
         }
         let limits = &self.plan.limits;
-        if let Some(group) = self.cell.group {
+        if let Some(group) = self.station.group() {
             let sample = group.sample();
             if let Some((outcome, limit)) = exceeded(&sample, limits) {
                 return self.end(outcome, Some(limit));
@@ -339,7 +373,7 @@ impl<'a> Supervisor<'a> {
             return self.end(Outcome::Timeout, Some(Limit::CpuShare));
         }
         if look.cpu > earned {
-            self.paused = rustix::process::pidfd_send_signal(&self.cell.init, Signal::TSTP).is_ok();
+            self.paused = self.line.pause().is_ok();
         } else {
             self.resume();
         }
@@ -347,7 +381,7 @@ impl<'a> Supervisor<'a> {
 
     fn resume(&mut self) {
         if std::mem::take(&mut self.paused) {
-            let _gone = rustix::process::pidfd_send_signal(&self.cell.init, Signal::CONT);
+            let _gone = self.line.resume();
         }
     }
 
@@ -374,16 +408,17 @@ impl<'a> Supervisor<'a> {
 
     /// Reads the last numbers, reaps, and decides the outcome.
     pub(super) fn collect(mut self, isolation: Isolation, observer: &mut dyn Observer) -> Result<Report, RunError> {
-        let sample = self.cell.group.map(Group::sample);
+        let sample = self.station.group().map(Group::sample);
         self.scan.next = Instant::now();
         let disk_exceeded = self.disk_exceeded();
-        self.spawner.reap().map_err(platform("the cell cannot be reaped"))?;
-        let usage = match self.spawner.next_event().map_err(platform("the cell cannot be reaped"))? {
-            Some(Event::Reaped(usage)) => usage,
-            _ => return Err(out_of_turn()),
+        let usage = match self.usage {
+            Some(usage) => usage,
+            // Init was killed before it could say; the kernel has counted for it.
+            None => self.station.reap()?,
         };
-        let changes = aftermath::changes(self.plan, &self.cell, observer)?;
-        let control = aftermath::control_attempts(self.plan, &self.cell, changes.as_ref());
+        let scratch = self.cell.scratch.as_ref().map(AsFd::as_fd);
+        let changes = aftermath::changes(self.plan, scratch, self.since, observer)?;
+        let control = aftermath::control_attempts(self.plan, scratch, changes.as_ref());
         let (outcome, limit) = self.outcome(sample.as_ref(), disk_exceeded);
         let is_hidden = limit == Some(Limit::Disk) && self.scan.hides_something();
         let detail = match &self.exec_error {
@@ -406,9 +441,7 @@ impl<'a> Supervisor<'a> {
             wall: Duration::ZERO,
             cpu: cpu_time(&usage, sample.as_ref()).max(self.peaks.cpu),
             memory_peak_bytes: sample.and_then(|sample| sample.memory_peak).unwrap_or(self.peaks.memory.max(resident)),
-            pids_peak: sample
-                .and_then(|sample| sample.pids_peak)
-                .map_or(self.peaks.pids.max(1), |n| n.saturating_sub(1)),
+            pids_peak: sample.and_then(|sample| sample.pids_peak).unwrap_or(self.peaks.pids).max(1),
             disk_peak_bytes: self.peaks.disk,
             io_read_bytes: u64::try_from(usage.read_blocks).unwrap_or(0) * 512,
             io_write_bytes: u64::try_from(usage.written_blocks).unwrap_or(0) * 512,
@@ -440,7 +473,7 @@ impl<'a> Supervisor<'a> {
             return (outcome, Some(limit));
         }
         // Without a cgroup, a command that met the limit may have ended before it was looked at.
-        if self.cell.group.is_none()
+        if self.station.group().is_none()
             && self.plan.asks_for(Wall::Cgroup)
             && self.peaks.pids > u64::from(self.plan.limits.pids)
         {
@@ -523,6 +556,7 @@ impl DiskScan {
 #[derive(Default)]
 struct Ready {
     control: bool,
+    line: bool,
     outputs: [bool; 2],
     input: bool,
     remote: bool,
@@ -530,6 +564,7 @@ struct Ready {
 
 enum Whose {
     Control,
+    Line,
     Output(usize),
     Input,
     Remote,

@@ -1,14 +1,15 @@
 //! The three processes of a launch, and the loop that runs an op table.
 //!
 //! ```text
-//! supervisor ──exec──▶ spawner ──clone3(namespaces)──▶ init (pid 1) ──fork──▶ payload ──execve──▶ the command
-//!     ▲                  │ waits; ends the cell if         │ builds and proves the walls,
-//!     │                  │ the supervisor vanishes         │ reaps, forwards signals
-//!     └── control socket ┴─────────────────────────────────┘
+//! supervisor ──exec──▶ spawner ──clone3(namespaces)──▶ init (pid 1) ──vfork──▶ payload ──execve──▶ the command
+//!     ▲  ▲               │ one cell after the other;       │ builds and proves the walls; then
+//!     │  │               │ ends it if the supervisor       │ one command after the other:
+//!     │  └── control ────┘ vanishes                        │ reaps, forwards signals
+//!     └───── line ─────────────────────────────────────────┘
 //! ```
 //!
 //! There are no decisions here: which calls are made, in which order and with which answers, is in
-//! the image (see `wire`). Nothing is allocated, and a failed op ends the process that ran it after
+//! the images (see `wire`). Nothing is allocated, and a failed op ends the process that ran it after
 //! one message that names the op.
 
 use crate::stub_call::{self as nr, call};
@@ -25,14 +26,17 @@ const CLONE_NEWUSER: u64 = 0x1000_0000;
 const CLONE_PIDFD: u64 = 0x1000;
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 const MSG_NOSIGNAL: u64 = 0x4000;
+const MSG_CMSG_CLOEXEC: u64 = 0x4000_0000;
 const SOL_SOCKET: i32 = 1;
 const SCM_RIGHTS: i32 = 1;
 const WNOHANG: u64 = 1;
+const SFD_CLOEXEC_NONBLOCK: u64 = 0o2_004_000;
 const WALL: u64 = 0x4000_0000;
 const POLLIN: i16 = 1;
 const O_CLOEXEC: u64 = 0o2_000_000;
 const F_DUPFD_CLOEXEC: u64 = 1030;
-const ALIVE_FD_FIRST: u64 = 100;
+/// Above what a command begins with, and below the smallest limit on descriptors.
+const HIGH_FD_FIRST: u64 = 20;
 const CLOCK_MONOTONIC: u64 = 1;
 
 #[repr(C)]
@@ -116,27 +120,46 @@ pub(crate) unsafe fn spawner() -> ! {
     // What the supervisor's callers ignore must not be ignored here: a dead child would vanish unseen.
     default_signals();
     let alive = Alive::new();
-    let mut holder = 0;
-    let header = loop {
-        let command = receive();
-        match command.kind {
-            COMMAND_HOLD => {
+    let (mut holder, mut program) = (0, None);
+    loop {
+        let received = receive();
+        match (received.command.kind, program) {
+            (COMMAND_HOLD, None) => {
                 release(holder);
                 holder = hold(&alive);
             }
-            COMMAND_PROGRAM => break map(command.len),
-            // End of file, or a supervisor that is not ours: no cell was started, so nothing is lost.
+            (COMMAND_PROGRAM, None) => {
+                release(holder);
+                let header = map(BASE, &received);
+                // SAFETY: `map` checked the magic, so the tables are those our library wrote.
+                run_or_fail(unsafe { interpret(header, header.template) });
+                // SAFETY: as above.
+                run_or_fail(unsafe { interpret(header, header.ahead) });
+                program = Some(BASE);
+            }
+            (COMMAND_CELL, Some(_)) if received.n_fds == 1 => {
+                // SAFETY: mapped and checked above, and only this process writes to it.
+                let header = unsafe { &*(BASE as *const Header) };
+                cell(header, received.fds[0], &alive);
+                // SAFETY: as above. For the next one, while nobody waits.
+                run_or_fail(unsafe { interpret(header, header.ahead) });
+            }
+            // End of file, or a supervisor that is not ours. There is no cell now.
+            (_, Some(_)) => {
+                // SAFETY: as above.
+                sweep(unsafe { &*(BASE as *const Header) });
+                exit(0)
+            }
             _ => {
                 release(holder);
                 exit(0)
             }
         }
-    };
-    release(holder);
-    // SAFETY: `map` checked the magic, so the tables are those our library wrote.
-    if let Err(fault) = unsafe { interpret(header, header.spawner) } {
-        fail(fault);
     }
+}
+
+/// Makes a cell and waits until it is reaped.
+fn cell(header: &Header, line: i32, alive: &Alive) {
     let mut pidfd: i32 = -1;
     let mut args = CloneArgs {
         flags: header.clone_flags | CLONE_PIDFD,
@@ -153,41 +176,35 @@ pub(crate) unsafe fn spawner() -> ! {
     };
     if header.cgroup_slot != 0 {
         args.flags |= CLONE_INTO_CGROUP;
-        // SAFETY: a slot of the image, mapped readable above.
+        // SAFETY: a slot of the image, mapped readable.
         args.cgroup = unsafe { *(header.cgroup_slot as *const u64) };
     }
     // SAFETY: no CLONE_VM, so the child has its own copy of this memory and stack.
     let pid = unsafe { call!(nr::CLONE3, &raw mut args, size_of::<CloneArgs>()) };
     if pid == 0 {
         // SAFETY: this is the new process, with the image mapped.
-        unsafe { init(header, &alive) }
+        unsafe { init(header, line, alive) }
     }
     if pid < 0 {
         fail(Fault { op: OP_CLONE, answer: pid });
     }
+    close(line);
     send(&Message { kind: MESSAGE_SPAWNED, value: pid, ..Message::default() }, &[pidfd]);
-    watch(header, pid, pidfd)
+    watch(header, pid, pidfd);
+    close(pidfd);
 }
 
-/// Waits for init's end or the supervisor's, whichever comes first. A supervisor that was stopped does
-/// not look at the clock: past the last moment the cell is killed from here.
-fn watch(header: &Header, pid: i64, pidfd: i32) -> ! {
+/// Waits for init's end or the supervisor's, whichever comes first; returns when init is reaped.
+fn watch(header: &Header, pid: i64, pidfd: i32) {
     let mut told = false;
-    let last_ms = now_ms().saturating_add(header.life_ms_max);
     loop {
-        let left_ms = last_ms.saturating_sub(now_ms());
-        if left_ms == 0 {
-            // SAFETY: the pid is an unreaped child of ours, so it cannot have been reused.
-            unsafe { call!(nr::KILL, pid, SIGKILL) };
-        }
-        let wait_ms = if told || left_ms == 0 { u64::MAX } else { left_ms.min(i32::MAX as u64) };
         let mut fds = [
             PollFd { fd: CONTROL_FD, events: POLLIN, revents: 0 },
             // A pidfd stays readable once the process is gone; look at it once.
             PollFd { fd: if told { -1 } else { pidfd }, events: POLLIN, revents: 0 },
         ];
         // SAFETY: the kernel writes `revents` of two entries that live here.
-        let n = unsafe { call!(nr::POLL, &raw mut fds, 2, wait_ms) };
+        let n = unsafe { call!(nr::POLL, &raw mut fds, 2, -1i64) };
         if n <= 0 {
             continue;
         }
@@ -196,35 +213,43 @@ fn watch(header: &Header, pid: i64, pidfd: i32) -> ! {
             told = true;
         }
         if fds[0].revents != 0 {
-            if receive().kind == COMMAND_REAP {
+            if receive().command.kind == COMMAND_REAP {
                 let (status, usage) = kill_and_reap(pid);
                 send(&Message { kind: MESSAGE_REAPED, value: status, usage, ..Message::default() }, &[]);
-                exit(0);
+                return;
             }
             // The supervisor is gone. Killing a pid namespace's init kills all of it.
             kill_and_reap(pid);
-            // SAFETY: the image is still mapped. What cannot be removed is left to the next start.
-            let _swept_later = unsafe { interpret(header, header.orphaned) };
+            sweep(header);
             exit(0);
         }
     }
+}
+
+/// Removes what a supervisor that is gone cannot.
+fn sweep(header: &Header) {
+    // SAFETY: the image is still mapped. What cannot be removed is left to the next start.
+    let _swept_later = unsafe { interpret(header, header.orphaned) };
 }
 
 /// The life of a cell's pid 1.
 ///
 /// # Safety
 /// Runs in the process made by the clone, with the image mapped.
-unsafe fn init(header: &Header, spawner: &Alive) -> ! {
+unsafe fn init(header: &Header, line: i32, spawner: &Alive) -> ! {
+    // The spawner's own socket is not for here.
+    // SAFETY: descriptors are plain numbers here.
+    unsafe { call!(nr::DUP3, line, CONTROL_FD, O_CLOEXEC) };
     spawner.watch_only();
     name(b"cell-init\0");
-    // Every signal waits for the loop below; the payload opens the mask again for itself.
+    // Every signal waits to be read; the payload opens the mask again for itself.
     let all = u64::MAX;
     // SAFETY: reads eight bytes of ours.
     unsafe { call!(nr::RT_SIGPROCMASK, 0, &raw const all, 0, 8) };
+    // SAFETY: reads eight bytes of ours.
+    let signals = high(unsafe { call!(nr::SIGNALFD4, -1i64, &raw const all, 8, SFD_CLOEXEC_NONBLOCK) } as i32);
     // SAFETY: the tables come from our library.
-    if let Err(fault) = unsafe { interpret(header, header.init) } {
-        fail(fault);
-    }
+    run_or_fail(unsafe { interpret(header, header.init) });
     // The last change of id is made, so from here on the spawner's death is ours. Was it before?
     if spawner.is_gone() {
         exit(1);
@@ -236,81 +261,137 @@ unsafe fn init(header: &Header, spawner: &Alive) -> ! {
         *fd = unsafe { *(slot as *const i64) } as i32;
     }
     send(&Message { kind: MESSAGE_READY, ..Message::default() }, &exported[..n_exports]);
-    if header.payload.count == 0 {
-        exit(0);
+    // Nothing but the two ways to be told something stays.
+    // SAFETY: descriptors are plain numbers here.
+    unsafe { call!(nr::CLOSE_RANGE, 1, signals - 1, 0) };
+    // SAFETY: as above.
+    unsafe { call!(nr::CLOSE_RANGE, signals + 1, u32::MAX, 0) };
+    serve(signals)
+}
+
+/// A command that runs.
+struct Running {
+    payload: i64,
+    last_ms: u64,
+    is_last: bool,
+    usage: [i64; 6],
+}
+
+/// Runs commands, reaps orphans and forwards the supervisor's signals, until the last command has ended or the supervisor
+/// is gone; the kernel then kills whatever is left in the namespace.
+fn serve(signals: i32) -> ! {
+    let (mut running, mut mapped): (Option<Running>, u64) = (None, 0);
+    loop {
+        // A supervisor that was stopped does not look at the clock: past the last moment the command is killed from here.
+        let left_ms = running.as_ref().map_or(u64::MAX, |running| running.last_ms.saturating_sub(now_ms()));
+        if left_ms == 0 {
+            signal_all(SIGKILL);
+        }
+        let mut fds =
+            [PollFd { fd: CONTROL_FD, events: POLLIN, revents: 0 }, PollFd { fd: signals, events: POLLIN, revents: 0 }];
+        let wait_ms = if left_ms == 0 || left_ms > i32::MAX as u64 { u64::MAX } else { left_ms };
+        // SAFETY: the kernel writes `revents` of two entries that live here.
+        let n = unsafe { call!(nr::POLL, &raw mut fds, 2, wait_ms) };
+        if n <= 0 {
+            continue;
+        }
+        if fds[1].revents != 0 {
+            // What came does not matter: any number of children may be behind one signal.
+            let mut infos = [0u64; 64];
+            // SAFETY: writes at most the size of `infos`.
+            unsafe { call!(nr::READ, signals, &raw mut infos, size_of_val(&infos)) };
+            reap(&mut running);
+        }
+        if fds[0].revents != 0 {
+            obey(&receive(), &mut running, &mut mapped);
+        }
     }
-    // SAFETY: a plain fork; the child has its own copy of this memory and stack.
-    let payload = unsafe { call!(nr::CLONE, SIGCHLD, 0, 0, 0, 0) };
-    if payload == 0 {
-        // SAFETY: as for this process.
-        unsafe { self::payload(header) }
+}
+
+fn obey(received: &Received, running: &mut Option<Running>, mapped: &mut u64) {
+    match (received.command.kind, &running) {
+        (COMMAND_RUN, None) => {
+            // SAFETY: the image of an earlier command, which has long executed.
+            unsafe { call!(nr::MUNMAP, COMMAND_BASE, *mapped) };
+            *mapped = received.command.value;
+            *running = Some(run(received));
+        }
+        // SAFETY: sends a signal; touches no memory. The payload leads its own session, so its group has its pid.
+        (COMMAND_SIGNAL, Some(Running { payload, .. })) => unsafe {
+            call!(nr::KILL, -payload, received.command.value);
+        },
+        (COMMAND_PAUSE, _) => _ = signal_all(SIGSTOP),
+        (COMMAND_RESUME, _) => _ = signal_all(SIGCONT),
+        (COMMAND_KILL, _) => _ = signal_all(SIGKILL),
+        // It ended by itself in this very moment.
+        (COMMAND_SIGNAL, None) => {}
+        // The supervisor is gone, or not ours.
+        _ => exit(1),
+    }
+}
+
+/// Starts the command whose image was received.
+fn run(received: &Received) -> Running {
+    /// Used by one child at a time, while this process stands still.
+    static mut STACK: [u64; 2048] = [0; 2048];
+    let header = map(COMMAND_BASE, received);
+    let top = (&raw mut STACK) as u64 + size_of::<[u64; 2048]>() as u64;
+    // SAFETY: the stack is used by nobody else; `payload` does not return.
+    let payload = unsafe { nr::vfork(top, payload, COMMAND_BASE) };
+    // The ends of the payload's pipes must be its own.
+    for fd in received.inputs() {
+        close(*fd);
     }
     if payload < 0 {
         fail(Fault { op: OP_FORK, answer: payload });
     }
-    // Nothing but the control socket stays: the ends of the payload's pipes must be its own.
-    // SAFETY: descriptors are plain numbers here.
-    unsafe { call!(nr::CLOSE_RANGE, 1, u32::MAX, 0) };
-    reap_until_end(payload)
+    let last_ms = now_ms().saturating_add(header.life_ms_max);
+    Running { payload, last_ms, is_last: header.is_last != 0, usage: [0; 6] }
 }
 
-/// Reaps orphans, forwards the supervisor's signals, and leaves when the payload has ended; the
-/// kernel then kills whatever is left in the namespace.
-fn reap_until_end(payload: i64) -> ! {
+/// Reaps whoever ended. With the command, everything it left is ended and counted.
+fn reap(running: &mut Option<Running>) {
     loop {
-        // siginfo_t: number, errno, code, then the sender's pid at byte 16.
-        let mut info = [0i32; 32];
-        let all = u64::MAX;
-        // SAFETY: reads the mask, writes at most 128 bytes of `info`.
-        let signal = unsafe { call!(nr::RT_SIGTIMEDWAIT, &raw const all, &raw mut info, 0, 8) };
-        if signal == SIGCHLD {
-            loop {
-                let mut status = 0i32;
-                // SAFETY: writes one i32 of ours.
-                let pid = unsafe { call!(nr::WAIT4, u64::MAX, &raw mut status, WNOHANG | WALL, 0) };
-                if pid <= 0 {
-                    break;
-                }
-                if pid == payload {
-                    let usage = [end_all(), 0, 0, 0, 0];
-                    send(&Message { kind: MESSAGE_ENDED, value: i64::from(status), usage, ..Message::default() }, &[]);
-                    exit(0);
-                }
+        let (pid, status, usage) = wait(-1, WNOHANG);
+        if pid <= 0 {
+            return;
+        }
+        // Orphans of a command that is over are nobody's.
+        let Some(now) = running else { continue };
+        add(&mut now.usage, &usage);
+        if pid == now.payload {
+            end_all(&mut now.usage);
+            let message =
+                Message { kind: MESSAGE_ENDED, value: i64::from(status), usage: now.usage, ..Message::default() };
+            send(&message, &[]);
+            if now.is_last {
+                exit(0);
             }
-            continue;
-        }
-        // A sender outside this pid namespace shows as pid 0 and as `kill`. A guest can make it look so only by
-        // filling its own signal queue, and then has what it could do itself: signal its own processes.
-        const SI_USER: i32 = 0;
-        if signal <= 0 || info[2] != SI_USER || info[4] != 0 {
-            continue;
-        }
-        match signal as i32 {
-            SIGNAL_PAUSE => _ = signal_all(SIGSTOP),
-            SIGNAL_RESUME => _ = signal_all(SIGCONT),
-            // SAFETY: sends a signal; touches no memory. The payload leads its own session, so its group
-            // has its pid.
-            _ => unsafe {
-                call!(nr::KILL, -payload, signal);
-            },
+            *running = None;
         }
     }
 }
 
-/// Kills whatever the payload left behind and waits for it, so that what it used is counted. Leaving
-/// would kill it as well, uncounted. Returns how many processes there were.
-fn end_all() -> i64 {
-    let mut n_processes = 0;
+fn add(sum: &mut [i64; 6], usage: &[i64; 6]) {
+    for at in [0, 1, 3, 4] {
+        sum[at] = sum[at].wrapping_add(usage[at]);
+    }
+    sum[2] = sum[2].max(usage[2]);
+}
+
+/// Kills whatever the payload left behind and waits for it, so that what it used is counted, and how many they were.
+/// Leaving would kill it as well, uncounted.
+fn end_all(usage: &mut [i64; 6]) {
     if !signal_all(SIGKILL) {
-        return n_processes;
+        return;
     }
     loop {
-        // SAFETY: asks for neither status nor usage.
-        let pid = unsafe { call!(nr::WAIT4, u64::MAX, 0, WALL, 0) };
+        let (pid, _, more) = wait(-1, 0);
         if pid > 0 {
-            n_processes += 1;
+            add(usage, &more);
+            usage[5] = usage[5].wrapping_add(1);
         } else if pid != EINTR {
-            return n_processes;
+            return;
         }
     }
 }
@@ -330,8 +411,10 @@ fn signal_all(signal: u64) -> bool {
 /// The last steps before the command's own first instruction.
 ///
 /// # Safety
-/// Runs in the process forked by init, with the image mapped.
-unsafe fn payload(header: &Header) -> ! {
+/// Runs in the process forked by init, with the command's image mapped at this address.
+unsafe extern "C" fn payload(base: u64) -> ! {
+    // SAFETY: as the caller vouches.
+    let header = unsafe { &*(base as *const Header) };
     let none = 0u64;
     // SAFETY: reads eight bytes of ours.
     unsafe { call!(nr::RT_SIGPROCMASK, 2, &raw const none, 0, 8) };
@@ -339,7 +422,8 @@ unsafe fn payload(header: &Header) -> ! {
     unsafe { call!(nr::DUP3, CONTROL_FD, PAYLOAD_CONTROL_FD, O_CLOEXEC) };
     // SAFETY: the tables come from our library.
     if let Err(fault) = unsafe { interpret(header, header.payload) } {
-        send_on(PAYLOAD_CONTROL_FD, &fault.message(), &[]);
+        let message = Message { kind: MESSAGE_COMMAND_FAULT, ..fault.message() };
+        send_on(PAYLOAD_CONTROL_FD, &message, &[]);
     }
     exit(127)
 }
@@ -408,6 +492,28 @@ unsafe fn differ(a: *const u8, b: *const u8, len: usize) -> bool {
     a != b
 }
 
+fn run_or_fail(ran: Result<(), Fault>) {
+    if let Err(fault) = ran {
+        fail(fault);
+    }
+}
+
+fn close(fd: i32) {
+    // SAFETY: descriptors are plain numbers here.
+    unsafe { call!(nr::CLOSE, fd) };
+}
+
+/// Moves a descriptor out of the way of low numbers.
+fn high(fd: i32) -> i32 {
+    // SAFETY: descriptors are plain numbers here.
+    let moved = unsafe { call!(nr::FCNTL, fd, F_DUPFD_CLOEXEC, HIGH_FD_FIRST) };
+    if moved < 0 {
+        return fd;
+    }
+    close(fd);
+    moved as i32
+}
+
 fn fail(fault: Fault) -> ! {
     send(&fault.message(), &[]);
     exit(127)
@@ -441,14 +547,7 @@ impl Alive {
         let mut ends = [-1i32; 2];
         // SAFETY: writes two descriptors of ours.
         unsafe { call!(nr::PIPE2, &raw mut ends, O_CLOEXEC) };
-        // High numbers: the low ones are promised to what comes with the program.
-        let high = |fd: i32| {
-            // SAFETY: descriptors are plain numbers here.
-            let moved = unsafe { call!(nr::FCNTL, fd, F_DUPFD_CLOEXEC, ALIVE_FD_FIRST) };
-            // SAFETY: as above.
-            unsafe { call!(nr::CLOSE, fd) };
-            moved as i32
-        };
+        // High numbers: the low ones are the command's own.
         Alive { reader: high(ends[0]), writer: high(ends[1]) }
     }
 
@@ -503,61 +602,93 @@ fn release(holder: i64) {
 }
 
 /// Kills a child of this process, waits until it is gone, and says how it ended and what it used.
-fn kill_and_reap(pid: i64) -> (i64, [i64; 5]) {
+fn kill_and_reap(pid: i64) -> (i64, [i64; 6]) {
     // SAFETY: the pid is an unreaped child of ours, so it cannot have been reused.
     unsafe { call!(nr::KILL, pid, SIGKILL) };
-    let mut status = 0i32;
-    // rusage: user time, system time (seconds and µs each), largest resident set; blocks read and written
-    // are its words 11 and 12.
-    let mut usage = [0i64; 18];
     loop {
-        // SAFETY: writes one i32 and one rusage of ours.
-        let reaped = unsafe { call!(nr::WAIT4, pid, &raw mut status, WALL, &raw mut usage) };
+        let (reaped, status, usage) = wait(pid, 0);
         if reaped != EINTR {
-            let micros = |at: usize| usage[at].wrapping_mul(1_000_000).wrapping_add(usage[at + 1]);
-            return (i64::from(status), [micros(0), micros(2), usage[4], usage[11], usage[12]]);
+            return (i64::from(status), usage);
         }
     }
 }
 
-/// Maps the image that came as descriptor 1.
-fn map(len: u64) -> &'static Header {
+/// Waits for a child: its pid, its status and what it used.
+fn wait(pid: i64, flags: u64) -> (i64, i32, [i64; 6]) {
+    let mut status = 0i32;
+    // rusage: user time, system time (seconds and µs each), largest resident set; blocks read and written
+    // are its words 11 and 12.
+    let mut usage = [0i64; 18];
+    // SAFETY: writes one i32 and one rusage of ours.
+    let reaped = unsafe { call!(nr::WAIT4, pid, &raw mut status, flags | WALL, &raw mut usage) };
+    let micros = |at: usize| usage[at].wrapping_mul(1_000_000).wrapping_add(usage[at + 1]);
+    (reaped, status, [micros(0), micros(2), usage[4], usage[11], usage[12], 0])
+}
+
+/// Maps the image that came as the first descriptor, and writes the others into it.
+fn map(base: u64, received: &Received) -> &'static Header {
     const PROT_READ_WRITE: u64 = 3;
     const MAP_PRIVATE_FIXED_NOREPLACE: u64 = 0x10_0002;
+    let (len, image) = (received.command.value, received.fds[0]);
     // SAFETY: NOREPLACE makes the kernel refuse rather than cover anything mapped there.
-    let at = unsafe { call!(nr::MMAP, BASE, len, PROT_READ_WRITE, MAP_PRIVATE_FIXED_NOREPLACE, 1, 0) };
-    if at != BASE as i64 || len < size_of::<Header>() as u64 {
+    let at = unsafe { call!(nr::MMAP, base, len, PROT_READ_WRITE, MAP_PRIVATE_FIXED_NOREPLACE, image, 0) };
+    if received.n_fds == 0 || at != base as i64 || len < size_of::<Header>() as u64 {
         fail(Fault { op: OP_IMAGE, answer: at });
     }
-    // SAFETY: mapped above, page-aligned, and at least a header long.
-    let header = unsafe { &*(BASE as *const Header) };
+    close(image);
+    // SAFETY: mapped above, page-aligned, at least a header long, and nobody else's.
+    let header = unsafe { &mut *(base as *mut Header) };
     if header.magic != MAGIC {
         fail(Fault { op: OP_IMAGE, answer: 0 });
+    }
+    for (to, from) in header.inputs.iter_mut().zip(received.inputs()) {
+        *to = i64::from(*from);
     }
     header
 }
 
-/// Receives one command; kind 0 is the end of the supervisor. Descriptors that come along land at
-/// the lowest free numbers, in order.
-fn receive() -> Command {
-    let mut command = Command::default();
-    let mut control = [0u64; 3 + INPUT_FDS_MAX];
-    let mut iov = IoVec { base: (&raw mut command) as u64, len: size_of::<Command>() as u64 };
+/// A command and the descriptors that came with it.
+struct Received {
+    command: Command,
+    fds: [i32; INPUTS_MAX + 1],
+    n_fds: usize,
+}
+
+impl Received {
+    /// Those that came with an image.
+    fn inputs(&self) -> impl Iterator<Item = &i32> {
+        self.fds.iter().take(self.n_fds).skip(1)
+    }
+}
+
+/// Receives one command; kind 0 is the end of the supervisor.
+fn receive() -> Received {
+    const RIGHTS_HEADER: usize = 16;
+    let mut received = Received { command: Command::default(), fds: [-1; INPUTS_MAX + 1], n_fds: 0 };
+    let mut rights = Rights::<{ INPUTS_MAX + 1 }> { len: 0, level: 0, kind: 0, fds: [-1; INPUTS_MAX + 1] };
+    let mut iov = IoVec { base: (&raw mut received.command) as u64, len: size_of::<Command>() as u64 };
     let mut header = MsgHeader {
         name: 0,
         name_len: 0,
         iov: (&raw mut iov) as u64,
         iov_len: 1,
-        control: (&raw mut control) as u64,
-        control_len: size_of_val(&control) as u64,
+        control: (&raw mut rights) as u64,
+        control_len: size_of_val(&rights) as u64,
         flags: 0,
     };
     loop {
         // SAFETY: the kernel writes one command and the control buffer, both of ours.
-        let n = unsafe { call!(nr::RECVMSG, CONTROL_FD, &raw mut header, 0) };
-        if n != EINTR {
-            return if n == size_of::<Command>() as i64 { command } else { Command::default() };
+        let n = unsafe { call!(nr::RECVMSG, CONTROL_FD, &raw mut header, MSG_CMSG_CLOEXEC) };
+        if n == EINTR {
+            continue;
         }
+        if n != size_of::<Command>() as i64 {
+            received.command = Command::default();
+        } else if header.control_len as usize > RIGHTS_HEADER && rights.kind == SCM_RIGHTS {
+            received.n_fds = ((rights.len as usize - RIGHTS_HEADER) / 4).min(received.fds.len());
+            received.fds = rights.fds;
+        }
+        return received;
     }
 }
 
