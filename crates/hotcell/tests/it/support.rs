@@ -146,6 +146,11 @@ impl Bench {
         Bench { directory }
     }
 
+    /// As [`Bench::new`], on a directory of this test's own that is gone afterwards.
+    pub(crate) fn on(directory: tempfile::TempDir) -> Bench {
+        Bench { directory }
+    }
+
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
