@@ -241,7 +241,9 @@ fn gc_touches_nothing_unless_it_is_told_to_and_never_what_is_not_ours() {
     let alive = text(&bench.output(["gc", "--yes"]).stdout);
     assert_eq!(alive, "nothing is left of any crash\n");
     // A record that names somebody else's group, and another's process by a pid that was reused.
-    let cell = std::fs::read_dir(bench.path("home/cells")).unwrap().flatten().next().unwrap().path();
+    let is_record = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "json");
+    let records = std::fs::read_dir(bench.path("home/cells")).unwrap().flatten().map(|entry| entry.path());
+    let cell = records.into_iter().find(is_record).unwrap();
     eventually("its init is known", || std::fs::read_to_string(&cell).unwrap().contains("\"init_pid\": "));
     let mut forged: Value = serde_json::from_slice(&std::fs::read(&cell).unwrap()).unwrap();
     child.kill().unwrap();
