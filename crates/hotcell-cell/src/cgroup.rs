@@ -13,6 +13,7 @@
 //! Where a group with all three controllers cannot be made, there is none: limits are then held by
 //! `watch`, and the report says so.
 
+use std::cell::Cell;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -145,7 +146,7 @@ pub struct Group {
     pids: PathBuf,
     /// Every directory made for this cell.
     directories: Vec<PathBuf>,
-    /// v1 directories the cell's spawner must enter by itself.
+    /// v1 directories the cell's init must enter by itself.
     enter: Vec<PathBuf>,
     /// The unified directory the cell is cloned into.
     clone_into: Option<PathBuf>,
@@ -153,6 +154,9 @@ pub struct Group {
     cpu_v1: Option<PathBuf>,
     /// Where processor time is counted on v1 alone.
     cpuacct: Option<PathBuf>,
+    /// What was counted before the cell that is in it now.
+    before: Sample,
+    is_used_up: Cell<bool>,
 }
 
 /// What the kernel counts about a group right now.
@@ -194,7 +198,7 @@ impl Group {
         if memory.join("memory.memsw.limit_in_bytes").exists() {
             write(&memory, "memory.memsw.limit_in_bytes", limits.memory.0)?;
         }
-        write(&pids, "pids.max", pids_max(limits, 2))?;
+        write(&pids, "pids.max", pids_max(limits))?;
         write(&cpu, "cpu.cfs_period_us", PERIOD_US)?;
         write(&cpu, "cpu.cfs_quota_us", quota_us(limits))?;
         // The unified tree beside them adds one kill for all and the processor time, without any controller.
@@ -209,7 +213,9 @@ impl Group {
         enter.extend(cpuacct.clone());
         enter.sort_unstable();
         enter.dedup();
-        Ok(Group { directories: made.0.clone(), enter, clone_into, cpu_v1: Some(cpu), cpuacct, memory, pids })
+        let (before, is_used_up) = (Sample::default(), Cell::new(false));
+        let (directories, cpu_v1) = (made.0.clone(), Some(cpu));
+        Ok(Group { directories, enter, clone_into, cpu_v1, cpuacct, memory, pids, before, is_used_up })
     }
 
     fn create_v2(layout: &Layout, name: &str, limits: &Limits, made: &mut Made) -> Result<Group, NoGroup> {
@@ -239,7 +245,7 @@ impl Group {
             write(&directory, "memory.swap.max", 0)?;
         }
         write(&directory, "memory.oom.group", 1)?;
-        write(&directory, "pids.max", pids_max(limits, 1))?;
+        write(&directory, "pids.max", pids_max(limits))?;
         write(&directory, "cpu.max", format!("{} {PERIOD_US}", quota_us(limits)))?;
         Ok(Group {
             memory: directory.clone(),
@@ -249,15 +255,12 @@ impl Group {
             clone_into: Some(directory),
             cpu_v1: None,
             cpuacct: None,
+            before: Sample::default(),
+            is_used_up: Cell::new(false),
         })
     }
 
-    /// How many processes of ours are in it: the cell's init, and its spawner where it must be there for its children to be.
-    fn n_ours(&self) -> u64 {
-        if self.cpu_v1.is_some() { 2 } else { 1 }
-    }
-
-    /// The v1 directories the spawner must enter.
+    /// The v1 directories init must enter.
     pub fn enter(&self) -> &[PathBuf] {
         &self.enter
     }
@@ -272,8 +275,36 @@ impl Group {
         &self.directories
     }
 
-    /// What the kernel has counted so far.
+    /// Makes it ready for another cell, when the one in it is gone: whether everything it counts from now on is that
+    /// cell's. The kernel's peaks can be lowered on v1 for memory alone, so a group that had more processes than any
+    /// cell must have is used up, and so is one that keeps much of what it had in memory.
+    pub fn renew(&mut self) -> bool {
+        if self.is_used_up.get() || self.cpu_v1.is_none() {
+            return false;
+        }
+        let residue = || read(&self.memory, "memory.usage_in_bytes").trim().parse().unwrap_or(u64::MAX);
+        if residue() > RESIDUE_MAX {
+            // Pages of files that are in no cell any more; what cannot be given back shows below.
+            let _as_far_as_can_be = write(&self.memory, "memory.force_empty", 0);
+        }
+        let is_lowered = residue() <= RESIDUE_MAX && write(&self.memory, "memory.max_usage_in_bytes", 0).is_ok();
+        self.before = Sample { pids_peak: None, memory_peak: None, ..self.count() };
+        let peak = read(&self.pids, "pids.peak").trim().parse::<u64>().unwrap_or(u64::MAX);
+        is_lowered && peak <= N_OURS + 1
+    }
+
+    /// What the kernel has counted of the cell that is in it so far.
     pub fn sample(&self) -> Sample {
+        let now = self.count();
+        Sample {
+            oom_kills: now.oom_kills - self.before.oom_kills.min(now.oom_kills),
+            pids_refused: now.pids_refused - self.before.pids_refused.min(now.pids_refused),
+            cpu_us: now.cpu_us.map(|cpu| cpu.saturating_sub(self.before.cpu_us.unwrap_or(0))),
+            ..now
+        }
+    }
+
+    fn count(&self) -> Sample {
         let cpu_stat = self.clone_into().map(|directory| read(directory, "cpu.stat")).unwrap_or_default();
         let (events, peak) = if self.cpu_v1.is_some() {
             (read(&self.memory, "memory.oom_control"), read(&self.memory, "memory.max_usage_in_bytes"))
@@ -284,11 +315,7 @@ impl Group {
             oom_kills: field(&events, "oom_kill").unwrap_or(0),
             pids_refused: field(&read(&self.pids, "pids.events"), "max").unwrap_or(0),
             memory_peak: peak.trim().parse().ok(),
-            pids_peak: read(&self.pids, "pids.peak")
-                .trim()
-                .parse::<u64>()
-                .ok()
-                .map(|n| n.saturating_sub(self.n_ours())),
+            pids_peak: read(&self.pids, "pids.peak").trim().parse::<u64>().ok().map(|n| n.saturating_sub(N_OURS)),
             cpu_us: match &self.cpuacct {
                 Some(directory) => read(directory, "cpuacct.usage").trim().parse::<u64>().ok().map(|ns| ns / 1000),
                 None => field(&cpu_stat, "usage_usec"),
@@ -298,6 +325,7 @@ impl Group {
 
     /// Kills every process of the group at once, where the kernel can.
     pub fn kill(&self) {
+        self.is_used_up.set(true);
         // A throttled process dies only when it is its turn to run again: let it.
         let (path, value) = match &self.cpu_v1 {
             Some(cpu) => (cpu.join("cpu.cfs_quota_us"), "-1"),
@@ -339,15 +367,20 @@ pub fn remove_all(directories: &[PathBuf]) -> Result<(), NoGroup> {
 }
 
 const PERIOD_US: u64 = 100_000;
+/// What an earlier cell may have left in a group that is used again.
+const RESIDUE_MAX: u64 = 1 << 20;
 
 fn quota_us(limits: &Limits) -> u64 {
     u64::from(limits.cpus.milli) * PERIOD_US / 1000
 }
 
-/// The cell's own init is one process more than the command may have; and so, where groups are inherited, its spawner.
-fn pids_max(limits: &Limits, n_ours: u64) -> u64 {
-    u64::from(limits.pids) + n_ours
+/// The cell's own init is one process more than the command may have.
+fn pids_max(limits: &Limits) -> u64 {
+    u64::from(limits.pids) + N_OURS
 }
+
+/// The cell's init.
+const N_OURS: u64 = 1;
 
 /// Directories made so far; removed again unless the group was finished.
 struct Made(Vec<PathBuf>);

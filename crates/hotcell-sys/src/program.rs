@@ -356,6 +356,7 @@ impl<L: Clone> Program<L> {
 }
 
 /// A program as the stub reads it, and the labels that it does not need.
+#[derive(Debug)]
 pub struct Image<L> {
     pub(crate) bytes: Vec<u8>,
     labels: Vec<(Stage, L)>,

@@ -19,15 +19,15 @@ impl Writer<'_> {
             self.plan.asks_for(Wall::LandlockTcp),
             self.plan.asks_for(Wall::LandlockScope),
         );
-        if !(files || tcp || scope) {
-            return;
-        }
-        self.wall = Wall::Landlock;
+        // One fence; what fails of it is named after a wall that was asked for.
+        let asked = [(files, Wall::Landlock), (tcp, Wall::LandlockTcp), (scope, Wall::LandlockScope)];
+        let Some((_, wall)) = asked.into_iter().find(|(is_asked, _)| *is_asked) else { return };
+        self.wall = wall;
         let abi = self.plan.host.landlock_abi;
         // Where there is no private root, as in a control, the file fence has nothing to follow.
         let files = files && self.plan.asks_for(Wall::Root);
         let outsider = (scope && self.plan.asks_for(Wall::Net)).then(|| self.abstract_listener());
-        self.wall = Wall::Landlock;
+        self.wall = wall;
         let attributes = landlock::attributes(abi, files, tcp, scope);
         let (at, size) = (self.program.words(&attributes), attributes.len() as u64 * 8);
         let args = [at.into(), size.into(), 0.into()];

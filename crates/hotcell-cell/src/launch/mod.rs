@@ -1,18 +1,18 @@
 //! A plan, written down as the syscalls that make it true.
 //!
 //! ```text
-//! template  enter v1 cgroups → own user namespace → private mounts → open every source → new root → all of the view
+//! template  open the cgroups → own user namespace → private mounts → open every source → new root → all of the view
 //!           that no cell changes → pivot → no capability can be had again          the spawner, once
 //! ahead     network, ipc, uts and time namespaces                                  the spawner, before each cell
-//! init      /proc → scratch → the rest of the view → drop id, groups, capabilities → no new privileges → Landlock
+//! init      enter the cgroups → /proc → scratch → the rest of the view → drop id, groups, capabilities → no new privileges → Landlock
 //!           → limits → syscall filter                                              each cell
 //! payload   own session → stdin, stdout, stderr → no other descriptor → working directory → execve    each command
 //! orphaned  remove the cgroup                                                      the spawner, if nobody else can
 //! ```
 //!
 //! After each wall comes a call that must fail if the wall stands. A cell is made of a copy of the template's mounts and
-//! is a child of the spawner: what the spawner has proven of itself and a child cannot but inherit (its cgroups, the
-//! capabilities it can never have, the read-only root) is proven there, once; everything else in each cell.
+//! is a child of the spawner: that no capability can be had again is proven there, once, and a child cannot but inherit
+//! it. Everything else is proven in each cell.
 //!
 //! Pure: a plan has one program. Every call is labelled with the wall it builds or proves.
 
@@ -52,8 +52,6 @@ pub(crate) struct Label {
 
 /// What is known only when the cell is made.
 pub(crate) struct Making<'a> {
-    /// The spawner's pid.
-    pub(crate) spawner: u32,
     /// The id a cell started by root gets.
     pub(crate) id: u32,
     /// The cgroup, where there is one.
@@ -105,7 +103,7 @@ pub(crate) fn id_map(owner: u32, id: u32) -> String {
 pub(crate) fn cell(plan: &Plan, making: &Making<'_>) -> Program<Label> {
     let mut out = Writer::new(Program::cell(), Stage::Template, plan, making);
     out.modes();
-    out.enter_cgroups();
+    out.open_cgroups();
     out.user_namespace();
     let mounts = if plan.asks_for(Wall::Mount) { out.template_mounts() } else { Mounts::default() };
     out.give_up_capabilities();
@@ -114,7 +112,7 @@ pub(crate) fn cell(plan: &Plan, making: &Making<'_>) -> Program<Label> {
     out.clone_flags();
     out.stage = Stage::Init;
     out.parent_death();
-    out.prove_cgroup();
+    out.enter_cgroups();
     if plan.asks_for(Wall::Root) && plan.asks_for(Wall::Mount) {
         out.cell_mounts(&mounts);
     }
@@ -145,15 +143,18 @@ struct Writer<'a> {
     wall: Wall,
     plan: &'a Plan,
     making: &'a Making<'a>,
-    /// Of each cgroup directory: the one above it, and the way back there.
-    parents: BTreeMap<PathBuf, (Slot, Slot)>,
+    /// Of each cgroup directory, the one above it.
+    above: BTreeMap<PathBuf, Slot>,
+    /// The way into each v1 group, and who is in it.
+    entered: Vec<(Slot, Slot)>,
     /// Who is in the group that cells are cloned into.
-    list: Option<Slot>,
+    born_into: Option<Slot>,
 }
 
 impl<'a> Writer<'a> {
     fn new(program: Program<Label>, stage: Stage, plan: &'a Plan, making: &'a Making<'a>) -> Writer<'a> {
-        Writer { program, stage, wall: Wall::Cgroup, plan, making, parents: BTreeMap::new(), list: None }
+        let (above, entered, born_into) = (BTreeMap::new(), Vec::new(), None);
+        Writer { program, stage, wall: Wall::Cgroup, plan, making, above, entered, born_into }
     }
 
     fn call(&mut self, what: impl Into<Cow<'static, str>>, number: i64, args: &[Arg], expect: Expect) {
@@ -199,16 +200,13 @@ impl<'a> Writer<'a> {
     fn orphaned(&mut self) {
         self.wall = Wall::Cgroup;
         let Some(group) = self.making.group else { return };
-        // A group is not removed while the spawner is in it, nor by a path that is out of its sight.
-        for directory in group.enter() {
-            let (tasks, zero) = (self.parents[directory].1, self.program.data(b"0"));
-            let args = [tasks.into(), zero.into(), 1u64.into()];
-            self.call("leave the cgroup", libc::SYS_write, &args, Expect::OkOr(&[EACCES, libc::ENODEV]));
-        }
+        // Not by a path: that is out of the spawner's sight.
         for directory in group.directories() {
-            let Some(name) = directory.file_name() else { continue };
-            let (parent, name) = (self.parents[directory].0, self.text(name.as_bytes()));
-            let args = [parent.into(), name.into(), libc::AT_REMOVEDIR.into()];
+            let (Some(name), Some(above)) = (directory.file_name(), self.above.get(directory).copied()) else {
+                continue;
+            };
+            let name = self.text(name.as_bytes());
+            let args = [above.into(), name.into(), libc::AT_REMOVEDIR.into()];
             self.call("remove the cgroup", libc::SYS_unlinkat, &args, Expect::OkOr(&[libc::EBUSY, ENOENT]));
         }
     }
@@ -238,40 +236,32 @@ impl<'a> Writer<'a> {
         self.call("set the mode of new files", libc::SYS_umask, &[0o022.into()], Expect::Ok);
     }
 
-    /// The spawner enters the v1 groups itself: its children are born in them. Only a single thread that moves itself
-    /// does so without a lock of the whole machine.
-    fn enter_cgroups(&mut self) {
+    /// Opens the groups while they are in sight. The spawner itself stays out of them: what it does for the next cell is
+    /// not charged to this one.
+    fn open_cgroups(&mut self) {
         self.wall = Wall::Cgroup;
         let Some(group) = self.making.group else { return };
         for directory in group.directories() {
             let Some(parent) = directory.parent() else { continue };
-            let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
             let path = self.text(parent.as_os_str().as_bytes());
+            let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
             let args = [AT_FDCWD.into(), path.into(), flags.into()];
             let above = self.call_keep("open the group above", libc::SYS_openat, &args);
-            let mut tasks = above;
-            if group.enter().contains(directory) {
-                let path = self.text(parent.join("tasks").as_os_str().as_bytes());
-                let args = [AT_FDCWD.into(), path.into(), (libc::O_WRONLY | libc::O_CLOEXEC).into()];
-                tasks = self.call_keep("open the way out of the group", libc::SYS_openat, &args);
-            }
-            self.parents.insert(directory.clone(), (above, tasks));
+            self.above.insert(directory.clone(), above);
         }
         for directory in group.enter() {
-            let tasks = directory.join("tasks");
-            let Some(tasks) = tasks.to_str() else { continue };
-            self.write_file(tasks, b"0", false);
+            let path = self.text(directory.join("tasks").as_os_str().as_bytes());
+            let args = [AT_FDCWD.into(), path.into(), (libc::O_WRONLY | libc::O_CLOEXEC).into()];
+            let tasks = self.call_keep("open the group", libc::SYS_openat, &args);
             let list = self.open_list(directory);
-            let expected = format!("{}\n", self.making.spawner);
-            self.prove_alone(list, &expected);
-            self.close(list);
+            self.entered.push((tasks, list));
         }
         if let Some(directory) = group.clone_into() {
             let path = self.text(directory.as_os_str().as_bytes());
             let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
             let fd = self.call_keep("open the cgroup", libc::SYS_openat, &[AT_FDCWD.into(), path.into(), flags.into()]);
             self.program.clone_into_cgroup(fd);
-            self.list = Some(self.open_list(directory));
+            self.born_into = Some(self.open_list(directory));
         }
     }
 
@@ -281,20 +271,30 @@ impl<'a> Writer<'a> {
         self.call_keep("open the group's list", libc::SYS_openat, &args)
     }
 
-    /// The group was made for this process alone.
-    fn prove_alone(&mut self, list: Slot, expected: &str) {
-        let (found, len) = (self.program.room(16), expected.len() as u64 + 1);
-        let expected = self.text(expected);
-        self.call("read the group's list", libc::SYS_pread64, &[list.into(), found.into(), 16u64.into()], Expect::Ok);
+    /// The group was made for this process, so whoever is in it is this process.
+    fn prove_alone(&mut self, list: Slot) {
+        let (found, expected) = (self.program.room(16), self.text("1\n"));
+        let args = [list.into(), found.into(), 16u64.into(), 0u64.into()];
+        self.call("read the group's list", libc::SYS_pread64, &args, Expect::Ok);
         let label = Label { wall: Wall::Cgroup, what: "proof: in the group, and alone".into() };
-        self.program.compare(self.stage, label, found, expected, len, true);
+        self.program.compare(self.stage, label, found, expected, 3, true);
     }
 
-    /// What a cell is born into is seen from inside; then nothing above it is.
-    fn prove_cgroup(&mut self) {
+    /// Init enters the v1 groups. Only a single thread that moves itself, by `tasks` and as `0`, does so without a lock of
+    /// the whole machine. It is born into the unified one.
+    fn enter_cgroups(&mut self) {
         self.wall = Wall::Cgroup;
-        if let (Some(list), true) = (self.list, self.plan.asks_for(Wall::Pid)) {
-            self.prove_alone(list, "1\n");
+        let entered = std::mem::take(&mut self.entered);
+        for (tasks, _) in &entered {
+            let zero = self.program.data(b"0");
+            let args = [(*tasks).into(), zero.into(), 1u64.into()];
+            self.call("enter the group", libc::SYS_write, &args, Expect::Is(1));
+        }
+        let lists = entered.into_iter().map(|(_, list)| list).chain(self.born_into);
+        if self.plan.asks_for(Wall::Pid) {
+            for list in lists.collect::<Vec<Slot>>() {
+                self.prove_alone(list);
+            }
         }
         self.wall = Wall::CgroupNs;
         if self.plan.asks_for(Wall::CgroupNs) {

@@ -503,6 +503,8 @@ impl Writer<'_> {
             &[from.into(), empty.into(), AT_FDCWD.into(), at.into(), MOVE_MOUNT_F_EMPTY_PATH.into()],
             Expect::Ok,
         );
+        // There are many of these, and few descriptors.
+        self.close(from);
     }
 
     /// A path inside, as it is reached while the new root is the working directory; and its name to show.

@@ -15,7 +15,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use hotcell_sys::program::Image;
@@ -26,19 +26,17 @@ use rustix::event::{PollFd, PollFlags};
 use crate::cgroup::{Group, NoGroup};
 use crate::changes::{Changes, Layer};
 use crate::launch::{self, Label};
-use crate::plan::{Identity, Plan};
-use crate::report::{Isolation, Report, Timings};
+use crate::plan::Plan;
+use crate::report::Report;
 use crate::wall::{Standing, Wall};
 
 mod aftermath;
 pub mod placeholders;
-mod station;
+pub(crate) mod station;
 mod streams;
 mod supervisor;
 
 use station::Station;
-use streams::{Input, Output, Pipes};
-use supervisor::Supervisor;
 
 /// Why a run did not happen or could not be finished.
 #[derive(Debug, thiserror::Error)]
@@ -144,9 +142,17 @@ pub struct Spawned<'a> {
 
 /// Keeps output in memory.
 #[derive(Default)]
-struct Memory {
+pub(crate) struct Memory {
     stdout: Vec<u8>,
     stderr: Vec<u8>,
+}
+
+impl Memory {
+    /// Gives what was kept to whom it belongs.
+    pub(crate) fn give(self, report: &mut Report) {
+        report.stdout.kept = self.stdout;
+        report.stderr.kept = self.stderr;
+    }
 }
 
 impl Observer for Memory {
@@ -215,8 +221,7 @@ impl Plan {
     pub fn run(&self) -> Result<Report, RunError> {
         let mut memory = Memory::default();
         let mut report = self.run_with("hotcell", Stdin::Null, &mut memory, None)?;
-        report.stdout.kept = memory.stdout;
-        report.stderr.kept = memory.stderr;
+        memory.give(&mut report);
         Ok(report)
     }
 
@@ -250,41 +255,14 @@ impl Plan {
         remote: Option<&RemoteEnd>,
     ) -> Result<Report, RunError> {
         let begun = Instant::now();
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
-        let since = (now.tv_sec, now.tv_nsec);
+        let since = now();
         let mut station = Station::open(self, name, observer)?;
-        let line = station.raise()?;
-        let pipes = Pipes::new(station.owner(self)).map_err(platform("pipes cannot be made"))?;
-        let command = station.command(self);
-        let inputs: Vec<BorrowedFd<'_>> = pipes.theirs.iter().map(AsFd::as_fd).collect();
-        line.run(&command, &inputs).map_err(platform("the command cannot be sent"))?;
-        drop(inputs);
-        let prepare = begun.elapsed();
-
-        let raised = Instant::now();
-        let cell = station.wait(self, &line, observer, remote)?;
-        let id_outside = match self.identity {
-            _ if !self.asks_for(Wall::Id) => self.host.uid,
-            Identity::Own { uid, .. } => uid,
-            Identity::Fresh => station.id,
-        };
-        let isolation = Isolation { tier: "process", walls: self.standing(station.group()), id_outside };
-        observer.proven();
-        let walls = raised.elapsed();
-
-        let Pipes { ours: [stdin_pipe, stdout, stderr], theirs } = pipes;
-        drop(theirs);
-        let outputs = [Output::new(Stream::Stdout, stdout), Output::new(Stream::Stderr, stderr)];
-        let input = Input::new(stdin.take().unwrap_or_default(), stdin_pipe);
-        let mut supervisor = Supervisor::new(self, &command, &mut station, line, cell, since, outputs, input);
-        supervisor.supervise(observer, remote)?;
-        let run = supervisor.elapsed();
-        let collecting = Instant::now();
-        let mut report = supervisor.collect(isolation, observer)?;
+        let cell = station.raise()?;
+        let mut report = station.run(self, cell, stdin, observer, remote, (begun, since))?;
+        let removing = Instant::now();
         // The cell is gone; a directory the kernel keeps a moment longer is left to the next sweep.
         drop(station);
-        report.wall = run;
-        report.timings = Timings { prepare, walls, run, collect: collecting.elapsed() };
+        report.timings.collect += removing.elapsed();
         Ok(report)
     }
 
@@ -316,6 +294,12 @@ impl Plan {
         }
         walls
     }
+}
+
+/// The wall clock, in seconds and nanoseconds.
+pub(crate) fn now() -> (i64, i64) {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    (now.tv_sec, now.tv_nsec)
 }
 
 fn out_of_turn() -> RunError {

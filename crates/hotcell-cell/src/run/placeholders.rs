@@ -17,11 +17,12 @@ use crate::plan::{GuardedTree, Plan};
 use crate::wall::Wall;
 
 /// The placeholders of one cell.
-#[derive(Default)]
-pub(super) struct Placeholders {
+#[derive(Default, Debug)]
+pub(crate) struct Placeholders {
     trees: Vec<Tree>,
 }
 
+#[derive(Debug)]
 struct Tree {
     claim: Claim,
     directory: File,

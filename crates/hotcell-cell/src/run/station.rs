@@ -1,7 +1,7 @@
 //! A station: a spawner with all that the cells of one plan share, from which cells are raised one after the other.
 //!
 //! ```text
-//! open: spawner, cgroups, template ─▶ raise ─▶ Line, RunningCell ─▶ … ─▶ settle ─▶ raise ─▶ …
+//! open: spawner, cgroups, template ─▶ raise ─▶ run ─▶ settle, renew ─▶ raise ─▶ …
 //! ```
 
 use std::io;
@@ -13,36 +13,61 @@ use hotcell_sys::spawner::{Event, Line, LineEvent, Spawner, Usage};
 use rustix::event::{PollFd, PollFlags};
 
 use super::placeholders::Placeholders;
-use super::{Observer, RemoteEnd, RunError, Spawned, Traces, fault, out_of_turn, platform};
+use super::streams::{Input, Output, Pipes};
+use super::supervisor::Supervisor;
+use super::{Observer, RemoteEnd, RunError, Spawned, Stdin, Stream, Traces, fault, out_of_turn, platform};
 use crate::cgroup::Group;
 use crate::launch::{self, Label, Making};
 use crate::plan::{ID_FIRST, Identity, Plan};
+use crate::report::{Isolation, Report, Timings};
 use crate::wall::Wall;
 
 /// Slow storage may take a while to be mounted, even for a command that may not.
 const WALLS_WAIT_LEAST: Duration = Duration::from_secs(30);
 
 /// Dropped in this order: a group is removed when its processes are gone, and nothing is mounted on placeholders then.
-pub(super) struct Station {
-    pub(super) spawner: Spawner,
+#[derive(Debug)]
+pub(crate) struct Station {
+    pub(crate) spawner: Spawner,
     _placeholders: Placeholders,
     group: Guard,
-    pub(super) image: Image<Label>,
-    pub(super) id: u32,
+    pub(crate) image: Image<Label>,
+    id: u32,
+    /// What has become of the last cell.
+    cell: Life,
 }
 
-/// A cell whose walls stand.
-pub(super) struct Raised {
-    pub(super) init: OwnedFd,
+/// Where a cell is in its life, as its spawner tells.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Life {
+    /// There is none.
+    Reaped,
+    /// It was asked for.
+    Raised,
+    /// Every process of it is gone.
+    Gone,
+}
+
+/// A cell that was asked for. Its walls may not stand yet.
+#[derive(Debug)]
+pub(crate) struct Rising {
+    line: Line,
+    raised: Option<Raised>,
+}
+
+/// What is held of a cell whose walls stand.
+#[derive(Debug)]
+pub(crate) struct Raised {
+    pub(crate) init: OwnedFd,
     /// The scratch filesystem.
-    pub(super) scratch: Option<OwnedFd>,
+    pub(crate) scratch: Option<OwnedFd>,
     /// The cell's own `/proc`.
-    pub(super) proc: Option<OwnedFd>,
+    pub(crate) proc: Option<OwnedFd>,
 }
 
 impl Station {
     /// Opens a station for a plan. `name` begins the name of its cgroup. Nothing of it is proven before the first cell.
-    pub(super) fn open(plan: &Plan, name: &str, observer: &mut dyn Observer) -> Result<Station, RunError> {
+    pub(crate) fn open(plan: &Plan, name: &str, observer: &mut dyn Observer) -> Result<Station, RunError> {
         let mut group = Guard { group: None };
         let mut spawner = Spawner::start().map_err(platform("the cell's first process cannot be started"))?;
         let id = ID_FIRST + spawner.pid();
@@ -59,43 +84,129 @@ impl Station {
             let made = spawner.user_namespace(&launch::id_map(*uid, id), &launch::id_map(*gid, id));
             namespaces.push(made.map_err(platform("a map of ids for the workspace cannot be made"))?);
         }
-        let making = Making { spawner: spawner.pid(), id, group: group.group.as_ref(), owners: &owners };
+        let making = Making { id, group: group.group.as_ref(), owners: &owners };
         let image = launch::cell(plan, &making).image();
         let inputs: Vec<BorrowedFd<'_>> = namespaces.iter().map(AsFd::as_fd).collect();
         spawner.prepare(&image, &inputs).map_err(platform("the program of the cell cannot be sent"))?;
-        Ok(Station { spawner, _placeholders: placeholders, group, image, id })
+        Ok(Station { spawner, _placeholders: placeholders, group, image, id, cell: Life::Reaped })
     }
 
-    pub(super) fn group(&self) -> Option<&Group> {
+    pub(crate) fn group(&self) -> Option<&Group> {
         self.group.group.as_ref()
     }
 
     /// Who must be able to open a command's streams again by name, if that is not who we are.
-    pub(super) fn owner(&self, plan: &Plan) -> Option<u32> {
+    fn owner(&self, plan: &Plan) -> Option<u32> {
         (plan.identity == Identity::Fresh && plan.asks_for(Wall::Id)).then_some(self.id)
     }
 
     /// A plan's command, as the last one of its cell.
-    pub(super) fn command(&self, plan: &Plan) -> Image<Label> {
-        let making = Making { spawner: self.spawner.pid(), id: self.id, group: None, owners: &[] };
+    fn command(&self, plan: &Plan) -> Image<Label> {
+        let making = Making { id: self.id, group: None, owners: &[] };
         let mut program = launch::command(plan, &making);
         program.last();
         program.image()
     }
 
     /// Reaps a cell that is gone: what its whole tree used.
-    pub(super) fn reap(&mut self) -> Result<Usage, RunError> {
+    pub(crate) fn reap(&mut self) -> Result<Usage, RunError> {
         let failed = platform("the cell cannot be reaped");
         self.spawner.reap().map_err(&failed)?;
         match self.spawner.next_event().map_err(&failed)? {
-            Some(Event::Reaped(usage)) => Ok(usage),
+            Some(Event::Reaped(usage)) => {
+                self.cell = Life::Reaped;
+                Ok(usage)
+            }
             _ => Err(out_of_turn()),
         }
     }
 
+    /// The spawner said that the cell is gone.
+    pub(crate) fn is_gone(&mut self) {
+        self.cell = Life::Gone;
+    }
+
+    /// Waits until the last cell, whose command has ended, is gone and reaped; then there can be another.
+    pub(crate) fn settle(&mut self) -> Result<(), RunError> {
+        while self.cell == Life::Raised {
+            match self.spawner.next_event().map_err(platform("the cell's first process cannot be heard"))? {
+                Some(Event::Gone) => self.cell = Life::Gone,
+                _ => return Err(out_of_turn()),
+            }
+        }
+        if self.cell == Life::Gone {
+            self.reap()?;
+        }
+        Ok(())
+    }
+
+    /// Whether another cell can be raised whose counters are its own.
+    pub(crate) fn renew(&mut self) -> bool {
+        self.group.group.as_mut().is_none_or(Group::renew)
+    }
+
     /// Has a cell made. Commands can be sent to it at once: they begin when its walls stand.
-    pub(super) fn raise(&mut self) -> Result<Line, RunError> {
-        self.spawner.raise().map_err(platform("a cell cannot be asked for"))
+    pub(crate) fn raise(&mut self) -> Result<Rising, RunError> {
+        let line = self.spawner.raise().map_err(platform("a cell cannot be asked for"))?;
+        self.cell = Life::Raised;
+        Ok(Rising { line, raised: None })
+    }
+
+    /// Waits until a cell is ready for its command.
+    pub(crate) fn ready(
+        &mut self,
+        plan: &Plan,
+        rising: &mut Rising,
+        observer: &mut dyn Observer,
+    ) -> Result<(), RunError> {
+        rising.raised = Some(self.wait(plan, &rising.line, observer, None)?);
+        Ok(())
+    }
+
+    /// Runs a plan's command in a cell, as its last; input is taken once its walls stand.
+    pub(crate) fn run(
+        &mut self,
+        plan: &Plan,
+        cell: Rising,
+        stdin: &mut Option<Stdin>,
+        observer: &mut dyn Observer,
+        remote: Option<&RemoteEnd>,
+        (begun, since): (Instant, (i64, i64)),
+    ) -> Result<Report, RunError> {
+        let Rising { line, raised } = cell;
+        let pipes = Pipes::new(self.owner(plan)).map_err(platform("pipes cannot be made"))?;
+        let command = self.command(plan);
+        let inputs: Vec<BorrowedFd<'_>> = pipes.theirs.iter().map(AsFd::as_fd).collect();
+        line.run(&command, &inputs).map_err(platform("the command cannot be sent"))?;
+        drop(inputs);
+        let prepare = begun.elapsed();
+
+        let raising = Instant::now();
+        let raised = match raised {
+            Some(raised) => raised,
+            None => self.wait(plan, &line, observer, remote)?,
+        };
+        let id_outside = match plan.identity {
+            _ if !plan.asks_for(Wall::Id) => plan.host.uid,
+            Identity::Own { uid, .. } => uid,
+            Identity::Fresh => self.id,
+        };
+        let isolation = Isolation { tier: "process", walls: plan.standing(self.group()), id_outside };
+        observer.proven();
+        let walls = raising.elapsed();
+
+        let Pipes { ours: [stdin_pipe, stdout, stderr], theirs } = pipes;
+        drop(theirs);
+        let outputs = [Output::new(Stream::Stdout, stdout), Output::new(Stream::Stderr, stderr)];
+        let input = Input::new(stdin.take().unwrap_or_default(), stdin_pipe);
+        let mut supervisor = Supervisor::new(plan, &command, self, line, raised, since, outputs, input);
+        supervisor.supervise(observer, remote)?;
+        let run = supervisor.elapsed();
+        let collecting = Instant::now();
+        let mut report = supervisor.collect(isolation, observer)?;
+        report.wall = run;
+        report.timings = Timings { prepare, walls, run, collect: collecting.elapsed() };
+        Ok(report)
     }
 
     /// Why a cell's init never was, or is gone, without a word.
@@ -110,7 +221,7 @@ impl Station {
     }
 
     /// Waits until every wall stands or one did not.
-    pub(super) fn wait(
+    pub(crate) fn wait(
         &mut self,
         plan: &Plan,
         line: &Line,
@@ -194,6 +305,7 @@ fn await_event(
 }
 
 /// Removes the cgroup of a station when its processes are gone.
+#[derive(Debug)]
 struct Guard {
     group: Option<Group>,
 }

@@ -55,8 +55,6 @@ pub(super) struct Supervisor<'a> {
     status: Option<i32>,
     usage: Option<Usage>,
     is_line_closed: bool,
-    /// Whether the spawner said so.
-    is_gone: bool,
     exec_error: Option<io::Error>,
     peaks: Peaks,
     paused: bool,
@@ -93,7 +91,6 @@ impl<'a> Supervisor<'a> {
             status: None,
             usage: None,
             is_line_closed: false,
-            is_gone: false,
             exec_error: None,
             peaks: Peaks::default(),
             paused: false,
@@ -236,7 +233,7 @@ impl<'a> Supervisor<'a> {
                 while !self.is_line_closed && self.status.is_none() {
                     self.line()?;
                 }
-                self.is_gone = true;
+                self.station.is_gone();
                 Ok(true)
             }
             Some(Event::Fault(found)) => Err(fault(self.plan, &self.station.image, found)),

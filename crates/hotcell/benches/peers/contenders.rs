@@ -3,8 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use hotcell_cell::plan::MountRequest;
-use hotcell_cell::{Cell, Host};
+use hotcell_cell::pool::Ahead;
+use hotcell_cell::{Cell, Host, MountRequest, Pool};
+
+/// So many stations are kept by a pool: one for each of eight launchers, and as many that are being made ready.
+const POOLED: usize = 16;
 
 /// What is started.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -176,7 +179,13 @@ fn ours(place: &Place, payload: Payload) -> Vec<Contender> {
     let mount = MountRequest { source: place.noop.clone(), target: place.noop.clone(), writable: false };
     let plan = Cell::builder().mount(mount).command(&argv).plan(&host).expect("a plan");
     let cold = plan.clone();
+    let pool = |ahead: Ahead| -> Start {
+        let pool = Pool::open(plan.clone(), POOLED, ahead).expect("a pool");
+        Box::new(move || pool.run().is_ok_and(|report| report.exit_code == Some(0)))
+    };
     let start: Vec<(&'static str, Start)> = vec![
+        ("hotcell, library, on demand", pool(Ahead::Station)),
+        ("hotcell, library, pool", pool(Ahead::Cell)),
         ("hotcell, library, cold", Box::new(move || cold.run().is_ok_and(|report| report.exit_code == Some(0)))),
         ("hotcell run", {
             let hotcell = env!("CARGO_BIN_EXE_hotcell").to_owned();

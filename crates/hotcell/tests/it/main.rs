@@ -11,6 +11,7 @@ mod documents;
 mod escapes;
 mod lifecycle;
 mod limits;
+mod pool;
 mod selftest;
 mod support;
 mod workspace;

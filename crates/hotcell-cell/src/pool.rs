@@ -1,0 +1,217 @@
+//! A pool: stations of one plan that are kept open, so that a run waits for nothing that could be done before.
+//!
+//! ```text
+//!            ┌──── ready ◀──── keeper: settle, renew (or open anew), raise ◀────┐
+//! run ──────▶│ a station, and in it a cell that stands ─▶ command ─▶ report ────┤ back to the keeper
+//! ```
+//!
+//! A cell is used once: what a command leaves in it is gone with it, and the next one is made from the template again.
+//! The keeper is a thread; when the pool is dropped it ends, and every cell with it. A process that is killed takes its
+//! spawners, and they their cells and groups, with it.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use crate::plan::Plan;
+use crate::report::Report;
+use crate::run::station::{Rising, Station};
+use crate::run::{Memory, Observer, RemoteEnd, RunError, Stdin, now};
+
+/// What is done before anybody asks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ahead {
+    /// The spawner, its groups, its template and its next namespaces. A cell is raised on demand.
+    Station,
+    /// And a cell, whose walls stand and are proven.
+    Cell,
+}
+
+/// What a pool has done.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Counters {
+    /// Runs that found a station ready.
+    pub hits: u64,
+    /// Runs that had to wait for one.
+    pub waits: u64,
+    /// Stations that were used again.
+    pub renewed: u64,
+    /// Stations that were opened.
+    pub opened: u64,
+}
+
+/// Stations of one plan.
+#[derive(Debug)]
+pub struct Pool {
+    plan: Arc<Plan>,
+    shared: Arc<Shared>,
+    /// Where used stations go; none while it is being dropped.
+    used: Option<Sender<Option<Station>>>,
+    keeper: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    ready: Mutex<Ready>,
+    came: Condvar,
+    hits: AtomicU64,
+    waits: AtomicU64,
+    renewed: AtomicU64,
+    opened: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Ready {
+    stations: VecDeque<(Station, Option<Rising>)>,
+    /// Why the last station could not be opened.
+    failure: Option<RunError>,
+}
+
+impl Shared {
+    fn ready(&self) -> MutexGuard<'_, Ready> {
+        // Whoever panicked while it held the list had not changed it yet, or was done.
+        self.ready.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Pool {
+    /// Keeps so many stations of a plan open. What is written in place has its own rules for as long as a cell stands,
+    /// and is no plan for a pool.
+    ///
+    /// # Errors
+    /// If the first station cannot be opened, or its first cell does not stand.
+    pub fn open(plan: Plan, size: usize, ahead: Ahead) -> Result<Pool, RunError> {
+        if !plan.writable.is_empty() {
+            return Err(RunError::Platform {
+                what: "a pool has no cells that write in place",
+                source: std::io::Error::other("the plan has a `rw` workspace or a writable mount"),
+            });
+        }
+        let plan = Arc::new(plan);
+        let shared = Arc::new(Shared::default());
+        // Here, so that whoever opens a pool hears why it cannot be had.
+        let mut first = open(&plan, &shared)?;
+        let rising = raise(&plan, &mut first, ahead)?;
+        shared.ready().stations.push_back((first, rising));
+        let (used, to_keep) = mpsc::channel();
+        for _ in 1..size.max(1) {
+            let _listens = used.send(None);
+        }
+        let keeper = {
+            let (plan, shared) = (Arc::clone(&plan), Arc::clone(&shared));
+            std::thread::Builder::new().name("hotcell-pool".to_owned()).spawn(move || {
+                while let Ok(station) = to_keep.recv() {
+                    keep(&plan, &shared, station, ahead);
+                }
+            })
+        };
+        let keeper =
+            keeper.map_err(|source| RunError::Platform { what: "the keeper of a pool cannot be started", source })?;
+        Ok(Pool { plan, shared, used: Some(used), keeper: Some(keeper) })
+    }
+
+    /// What it has done so far.
+    pub fn counters(&self) -> Counters {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Shared { hits, waits, renewed, opened, .. } = &*self.shared;
+        Counters { hits: read(hits), waits: read(waits), renewed: read(renewed), opened: read(opened) }
+    }
+
+    /// Runs the plan's command without input and keeps its output in memory.
+    pub fn run(&self) -> Result<Report, RunError> {
+        let mut memory = Memory::default();
+        let mut report = self.run_with(Stdin::Null, &mut memory, None)?;
+        memory.give(&mut report);
+        Ok(report)
+    }
+
+    /// Runs the plan's command in a cell of its own. Waits while all stations are in use.
+    pub fn run_with(
+        &self,
+        stdin: Stdin,
+        observer: &mut dyn Observer,
+        remote: Option<&RemoteEnd>,
+    ) -> Result<Report, RunError> {
+        let times = (Instant::now(), now());
+        let (mut station, rising) = self.take()?;
+        let ran = match rising {
+            Some(rising) => Ok(rising),
+            None => station.raise(),
+        }
+        .and_then(|rising| station.run(&self.plan, rising, &mut Some(stdin), observer, remote, times));
+        // One that failed is not used again.
+        let station = ran.is_ok().then_some(station);
+        if let Some(used) = &self.used {
+            let _listens = used.send(station);
+        }
+        ran
+    }
+
+    fn take(&self) -> Result<(Station, Option<Rising>), RunError> {
+        let mut ready = self.shared.ready();
+        let counter = if ready.stations.is_empty() { &self.shared.waits } else { &self.shared.hits };
+        counter.fetch_add(1, Ordering::Relaxed);
+        loop {
+            if let Some(found) = ready.stations.pop_front() {
+                return Ok(found);
+            }
+            if let Some(failure) = ready.failure.take() {
+                // The next one tries again.
+                if let Some(used) = &self.used {
+                    let _listens = used.send(None);
+                }
+                return Err(failure);
+            }
+            ready = self.shared.came.wait(ready).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.used = None;
+        if let Some(keeper) = self.keeper.take() {
+            // A keeper that panicked has ended, too.
+            let _ended = keeper.join();
+        }
+    }
+}
+
+/// Makes a station ready again, or opens another in its place.
+fn keep(plan: &Plan, shared: &Shared, station: Option<Station>, ahead: Ahead) {
+    let again = station.and_then(|mut station| (station.settle().is_ok() && station.renew()).then_some(station));
+    let made = match again {
+        Some(station) => {
+            shared.renewed.fetch_add(1, Ordering::Relaxed);
+            Ok(station)
+        }
+        None => open(plan, shared),
+    };
+    let made = made.and_then(|mut station| raise(plan, &mut station, ahead).map(|rising| (station, rising)));
+    let mut ready = shared.ready();
+    match made {
+        Ok(made) => ready.stations.push_back(made),
+        Err(failure) => ready.failure = Some(failure),
+    }
+    drop(ready);
+    shared.came.notify_one();
+}
+
+fn open(plan: &Plan, shared: &Shared) -> Result<Station, RunError> {
+    shared.opened.fetch_add(1, Ordering::Relaxed);
+    Station::open(plan, "hotcell-pool", &mut Memory::default())
+}
+
+fn raise(plan: &Plan, station: &mut Station, ahead: Ahead) -> Result<Option<Rising>, RunError> {
+    match ahead {
+        Ahead::Station => Ok(None),
+        Ahead::Cell => {
+            let mut rising = station.raise()?;
+            station.ready(plan, &mut rising, &mut Memory::default())?;
+            Ok(Some(rising))
+        }
+    }
+}

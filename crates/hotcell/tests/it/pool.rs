@@ -1,0 +1,105 @@
+//! Pools: cells that stand before anybody asks are as good as those that are made for one, and are used once.
+
+use hotcell_cell::pool::{Ahead, Pool};
+use hotcell_cell::{Cell, Mode};
+
+use crate::support::*;
+
+fn open(script: &str, size: usize, ahead: Ahead) -> Pool {
+    let plan = plan_on(&host(), Cell::builder().command(["/bin/sh", "-c", script])).expect("a plan");
+    Pool::open(plan, size, ahead).expect("a pool")
+}
+
+const BOTH: [Ahead; 2] = [Ahead::Station, Ahead::Cell];
+
+#[test]
+fn no_cell_of_a_pool_sees_what_another_left() {
+    let script = "ls -A /tmp /dev/shm \"$HOME\" .; echo x > /tmp/f; echo x > /dev/shm/f; echo x > ~/f; echo x > f; \
+                  sleep 100 & cat /proc/sys/kernel/hostname; echo $$";
+    for ahead in BOTH {
+        let pool = open(script, 2, ahead);
+        let reports: Vec<_> = (0..12).map(|_| pool.run().expect("a run")).collect();
+        for report in &reports {
+            assert_eq!(report.exit_code, Some(0), "{}", report.stderr.text());
+            assert_eq!(report.stdout.text(), reports[0].stdout.text(), "a cell saw another's");
+            assert!(!report.stdout.text().contains('f'), "{}", report.stdout.text());
+        }
+        let counters = pool.counters();
+        assert_eq!(counters.hits + counters.waits, 12, "{counters:?}");
+    }
+}
+
+#[test]
+fn a_station_is_used_again_while_its_counters_are_exact() {
+    let pool = open("exit 3", 1, Ahead::Cell);
+    for _ in 0..20 {
+        let report = pool.run().expect("a run");
+        assert_eq!((report.exit_code, report.pids_peak), (Some(3), 1));
+    }
+    let counters = pool.counters();
+    if cgroup_version_is_one() {
+        assert!(counters.renewed >= 18, "{counters:?}");
+    }
+    drop(pool);
+    // More processes than any cell must have: the kernel does not lower that peak, so its group is used up.
+    let pool = open("(sleep 0.01 & sleep 0.01 & wait)", 1, Ahead::Cell);
+    let peaks: Vec<u64> = (0..4).map(|_| pool.run().expect("a run").pids_peak).collect();
+    // Elsewhere it is watched, and what lives for a moment may not be seen.
+    if cgroup_version_is_one() {
+        assert!(peaks.iter().all(|peak| (2..=4).contains(peak)), "{peaks:?}");
+        assert_eq!(pool.counters().renewed, 0);
+    }
+}
+
+fn cgroup_version_is_one() -> bool {
+    is_root() && std::path::Path::new("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists()
+}
+
+#[test]
+fn limits_and_ends_are_each_cells_own() {
+    let limits = hotcell_cell::Limits { time: std::time::Duration::from_millis(300), ..Default::default() };
+    let script = "if [ -e again ]; then exit 0; fi; sleep 60";
+    let builder = Cell::builder().limits(limits).command(["/bin/sh", "-c", script]);
+    let pool = Pool::open(plan_on(&host(), builder).expect("a plan"), 1, Ahead::Cell).expect("a pool");
+    for _ in 0..3 {
+        // One that waits in the pool is not on the clock.
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        let report = pool.run().expect("a run");
+        assert_eq!(report.outcome, hotcell_base::Outcome::Timeout);
+    }
+}
+
+#[test]
+fn a_pool_that_is_dropped_leaves_nothing() {
+    let word = token();
+    let pool = open(&format!("echo {word}; sleep 100 &"), 3, Ahead::Cell);
+    assert_eq!(pool.run().expect("a run").exit_code, Some(0));
+    drop(pool);
+    assert!(processes_with(&word).is_empty());
+    assert!(cgroups_with(&format!("hotcell-pool-{}", std::process::id())).is_empty());
+}
+
+#[test]
+fn what_writes_in_place_is_no_plan_for_a_pool() {
+    let bench = Bench::new();
+    let builder = Cell::builder().workspace(bench.dir("work"), Mode::Rw).command(["/bin/true"]);
+    let refused = Pool::open(plan_on(&host(), builder).expect("a plan"), 1, Ahead::Cell);
+    assert!(refused.is_err_and(|error| error.to_string().contains("in place")));
+}
+
+#[test]
+fn a_copy_on_write_workspace_is_new_in_each_cell_and_shows_the_host_as_it_is() {
+    let bench = Bench::new();
+    let work = bench.dir("work");
+    bench.file("work/a", "1\n");
+    let script = "cat a; ls; echo changed > a; echo new > n";
+    let builder = Cell::builder().workspace(&work, Mode::Cow).command(["/bin/sh", "-c", script]);
+    let pool = Pool::open(plan_on(&host(), builder).expect("a plan"), 2, Ahead::Cell).expect("a pool");
+    for number in 1..8 {
+        bench.file("work/a", &format!("{number}\n"));
+        let report = pool.run().expect("a run");
+        assert_eq!(report.stdout.text(), format!("{number}\na\n"), "{}", report.stderr.text());
+        assert_eq!(report.changes.expect("a copy").list.len(), 2);
+    }
+    assert_eq!(std::fs::read_to_string(work.join("a")).expect("there"), "7\n");
+}
