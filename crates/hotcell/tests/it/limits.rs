@@ -86,7 +86,7 @@ fn memory_of_every_kind_counts() {
         ("shared memory", format!("f = open('/dev/shm/f', 'wb')\n{write}")),
         ("memfd", format!("import os\nf = os.fdopen(os.memfd_create('f'), 'wb')\n{write}")),
         ("shared mapping", "import mmap, time\nm = mmap.mmap(-1, 160 << 20)\nfor i in range(0, 160 << 20, 4096): m[i] = 1\ntime.sleep(0.3)".to_owned()),
-        ("many children", "import os, time\nfor _ in range(8):\n  if not os.fork():\n    x = bytearray(20 << 20); time.sleep(0.5); os._exit(0)\ntime.sleep(0.5)".to_owned()),
+        ("many children", "import os, time\nfor _ in range(8):\n  if not os.fork():\n    x = bytearray(20 << 20); time.sleep(2); os._exit(0)\nfor _ in range(8): os.wait()".to_owned()),
     ] {
         let argv = [PYTHON, "-c", &program];
         let report = bound(Limits { memory, ..Limits::default() }, &argv);
