@@ -59,7 +59,7 @@ impl ProcessName {
         self.boot_id == boot_id() && (self.is_foreign() || start_time(self.pid) == Some(self.start_time))
     }
 
-    /// As [`ProcessName::is_alive`], where that process holds a [`Hold`] on this directory while it lives: that is seen
+    /// As [`ProcessName::is_alive`], where that process holds a lock on this directory while it lives: that is seen
     /// from any pid namespace.
     pub fn is_alive_in(&self, directory: &Path) -> bool {
         self.is_alive() && (!self.is_foreign() || Hold::is_held(directory))

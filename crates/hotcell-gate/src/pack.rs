@@ -8,7 +8,7 @@
 //!
 //! `rollback/<id>/manifest.json` has every path before and after; `rollback/<id>/originals/` has the files themselves.
 //! `rollback/unfinished/<id>` stands while a walk is under way, so that the next start finds it without looking at
-//! every pack. Whoever works on a tree has a [`Claim`] on it alone and a [`Hold`] on the pack, and first takes back what
+//! every pack. Whoever works on a tree has a [`Claim`] on it alone and a lock on the pack, and first takes back what
 //! was left half-way in that tree. Whoever takes a pack up raises its `fence`: one that was stopped for so long that its
 //! locks were taken from it does not write to the pack any more.
 
