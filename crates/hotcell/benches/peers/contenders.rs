@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use hotcell_cell::pool::Ahead;
 use hotcell_cell::{Cell, Host, MountRequest, Pool};
@@ -94,11 +95,18 @@ pub(crate) fn all(place: &Place) -> (Vec<Contender>, Vec<&'static str>) {
     (able, absent)
 }
 
+/// Stands for a name that no other start has.
+const NAME: &str = "NAME";
+
 /// A whole command.
 fn command(argv: Vec<String>, home: PathBuf) -> Start {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
     Box::new(move || {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("hotcell-bench-{}-{number}", std::process::id());
+        let words = argv[1..].iter().map(|word| if word == NAME { &name } else { word });
         let mut command = Command::new(&argv[0]);
-        command.args(&argv[1..]).env("HOTCELL_HOME", &home);
+        command.args(words).env("HOTCELL_HOME", &home);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command.status().is_ok_and(|status| status.success())
     })
@@ -169,8 +177,7 @@ fn bundle(place: &Place, runtime: &'static str, payload: Payload, argv: &[String
     config["linux"]["resources"] =
         serde_json::json!({ "memory": { "limit": 2_147_483_648u64 }, "pids": { "limit": 256 } });
     std::fs::write(&path, config.to_string()).ok()?;
-    let id = format!("hotcell-bench-{runtime}-{}-{}", payload.name(), std::process::id());
-    Some(vec![runtime.to_owned(), "run".to_owned(), "-b".to_owned(), directory.display().to_string(), id])
+    Some([runtime, "run", "-b", &directory.display().to_string(), NAME].map(str::to_owned).to_vec())
 }
 
 fn ours(place: &Place, payload: Payload) -> Vec<Contender> {
