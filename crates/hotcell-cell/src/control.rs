@@ -27,7 +27,7 @@ use crate::tree::{self, DIRECTORY, Tree};
 use crate::view::FileId;
 
 /// Directories that steer a version control system, an editor or an agent.
-pub const DIRECTORIES: &[&str] = &[
+const DIRECTORIES: &[&str] = &[
     ".git",
     ".hg",
     ".svn",
@@ -48,10 +48,9 @@ pub const DIRECTORIES: &[&str] = &[
     ".hotcell",
 ];
 
-/// Files that do.
-pub const FILES: &[&str] = &[
+/// Files that do, in any directory.
+const FILES: &[&str] = &[
     ".gitmodules",
-    ".gitconfig",
     ".pre-commit-config.yaml",
     ".mcp.json",
     ".cursorrules",
@@ -59,6 +58,14 @@ pub const FILES: &[&str] = &[
     ".clinerules",
     ".aider.conf.yml",
     ".envrc",
+    ".nvimrc",
+    ".exrc",
+    ".dir-locals.el",
+];
+
+/// Files that are read from a home directory alone.
+const HOME_FILES: &[&str] = &[
+    ".gitconfig",
     ".profile",
     ".bashrc",
     ".bash_aliases",
@@ -77,25 +84,7 @@ pub const FILES: &[&str] = &[
     ".zlogin",
     ".zlogout",
     ".vimrc",
-    ".nvimrc",
-    ".exrc",
     ".emacs",
-    ".dir-locals.el",
-];
-
-/// Of the files, those that are obeyed in any directory. The others are read from a home directory alone.
-const OBEYED_ANYWHERE: &[&str] = &[
-    ".gitmodules",
-    ".pre-commit-config.yaml",
-    ".mcp.json",
-    ".cursorrules",
-    ".windsurfrules",
-    ".clinerules",
-    ".aider.conf.yml",
-    ".envrc",
-    ".nvimrc",
-    ".exrc",
-    ".dir-locals.el",
 ];
 
 /// What is obeyed below `.config`.
@@ -233,7 +222,7 @@ impl Control {
         // Whoever works with git inside would otherwise find files it did not make.
         let file = if self.guards(Path::new(".git")) { Decoy::File } else { Decoy::Closed };
         let directories = DIRECTORIES.iter().map(|name| (PathBuf::from(name), Decoy::Directory));
-        let files = FILES.iter().filter(|name| is_home || OBEYED_ANYWHERE.contains(name));
+        let files = FILES.iter().chain(HOME_FILES.iter().filter(|_| is_home));
         let all = directories.chain(files.map(|name| (PathBuf::from(name), file)));
         let is_absent = |path: &Path| path.symlink_metadata().is_err() || is_placeholder(path);
         all.filter(|(path, _)| self.guards(path) && is_absent(&root.join(path))).collect()
@@ -276,7 +265,7 @@ fn is_control_in(above: Option<&OsStr>, name: &OsStr) -> bool {
     // Some filesystems do not tell `.Git` from `.git`.
     let is = |control: &&str| name.as_bytes().eq_ignore_ascii_case(control.as_bytes());
     let is_in_config = above.is_some_and(|above| above.as_bytes().eq_ignore_ascii_case(b".config"));
-    DIRECTORIES.iter().chain(FILES).any(&is) || is_in_config && IN_CONFIG.iter().any(is)
+    DIRECTORIES.iter().chain(FILES).chain(HOME_FILES).any(&is) || is_in_config && IN_CONFIG.iter().any(is)
 }
 
 /// Every link that a path below a directory leads through, and where it ends, as long as that is below it.

@@ -79,16 +79,13 @@ impl Shared {
 
 impl Pool {
     /// Keeps so many stations of a plan open. What is written in place has its own rules for as long as a cell stands,
-    /// and is no plan for a pool.
+    /// and is no plan for a pool. A wall that may be missing and does not stand is an error here.
     ///
     /// # Errors
     /// If the first station cannot be opened, or its first cell does not stand.
     pub fn open(plan: Plan, size: usize, ahead: Ahead) -> Result<Pool, RunError> {
         if !plan.writable.is_empty() {
-            return Err(RunError::Platform {
-                what: "a pool has no cells that write in place",
-                source: std::io::Error::other("the plan has a `rw` workspace or a writable mount"),
-            });
+            return Err(RunError::InPlace);
         }
         let plan = Arc::new(plan);
         let shared = Arc::new(Shared::default());

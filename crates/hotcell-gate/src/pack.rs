@@ -141,19 +141,19 @@ pub enum PackError {
     #[error("not all that {0} changed is known, so that it cannot be applied as a whole")]
     Truncated(RunId),
     /// Control files among the changes.
-    #[error("{} of the changes are to control files", .0.len())]
+    #[error("changes to control files: {}", .0.len())]
     Control(Vec<PathBuf>),
     /// A path that was allowed and is no control file of this diff.
     #[error("`{}` is no control file among the changes", shown_path(.0))]
     NotControl(PathBuf),
     /// What would be closed to whoever applies it, and could not be looked at again.
-    #[error("{} of the changes would be closed to you, so that they could not be taken back", .0.len())]
+    #[error("changes that would be closed to you, and could not be taken back: {}", .0.len())]
     Closed(Vec<PathBuf>),
     /// A pack that is half-way cannot be forgotten.
     #[error("{0} is half-way, and is needed to lead the tree back")]
     Needed(PackId),
     /// The tree is not as it was.
-    #[error("{} paths of `{}` are not as they were; nothing was changed", conflicts.len(), shown_path(workspace))]
+    #[error("nothing was changed; paths of `{}` that are not as they were: {}", shown_path(workspace), conflicts.len())]
     Conflicts {
         /// Which tree.
         workspace: PathBuf,
@@ -526,7 +526,10 @@ impl Packs {
 
     fn recover_in(&self, tree: &Tree, seen: &Pack) -> Result<Option<Recovered>, PackError> {
         let id = &seen.pack_id;
-        let Ok(_hold) = self.hold(seen) else { return Ok(None) };
+        let _hold = match self.hold(seen) {
+            Err(PackError::Busy(_)) => return Ok(None),
+            held => held?,
+        };
         // Again, now that nobody else can be at it.
         let mut pack = self.read(id)?;
         let end = match pack.state {

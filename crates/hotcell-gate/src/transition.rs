@@ -283,8 +283,9 @@ fn describe(node: Option<&Node>) -> String {
     match node {
         None => "absent".to_owned(),
         Some(Node::File { mode, size, sha256 }) => {
-            let digest = sha256.as_deref().map_or("unread", |sha256| &sha256[..sha256.len().min(12)]);
-            format!("a file of {size} bytes ({digest}, mode {mode:o})")
+            // One of another size was not read to find out that it differs.
+            let digest = sha256.as_deref().map(|sha256| format!("{}, ", &sha256[..sha256.len().min(12)]));
+            format!("a file of {size} bytes ({}mode {mode:o})", digest.unwrap_or_default())
         }
         Some(Node::Directory { mode }) => format!("a directory (mode {mode:o})"),
         Some(Node::Symlink { target }) => format!("a link to {}", shown(target.0.as_os_str().as_bytes())),

@@ -1,7 +1,7 @@
 //! The kernel, made safe: the only crate with `unsafe`.
 //!
 //! - [`program`]: a launch written down as syscalls, and [`spawner`], which has it run by the stub;
-//! - `stub`: the 8 kB executable that runs it, without libc, heap or decisions;
+//! - `stub`: the 11 kB executable that runs it, without libc, heap or decisions;
 //! - [`wire`]: the layout both agree on.
 //!
 //! Not here: what a cell is made of. That is `hotcell-cell`, which only writes programs.

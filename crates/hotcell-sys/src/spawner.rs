@@ -17,6 +17,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{
@@ -64,6 +65,8 @@ pub enum LineEvent {
         n_left: u64,
         /// What it and all its processes used.
         usage: Usage,
+        /// From its first instruction, or a little before, to its last.
+        wall: Duration,
     },
 }
 
@@ -92,8 +95,8 @@ pub struct Usage {
 }
 
 impl Usage {
-    fn of(words: &[i64; 6]) -> Usage {
-        let [user_us, system_us, resident_max_kib, read_blocks, written_blocks, _] = *words;
+    fn of(words: &[i64; 7]) -> Usage {
+        let [user_us, system_us, resident_max_kib, read_blocks, written_blocks, ..] = *words;
         Usage { user_us, system_us, resident_max_kib, read_blocks, written_blocks }
     }
 }
@@ -202,11 +205,6 @@ impl Line {
         send(&self.socket, wire::COMMAND_RESUME, 0, &[])
     }
 
-    /// Kills every process of the cell but its init, which reports the end of the command.
-    pub fn kill(&self) -> io::Result<()> {
-        send(&self.socket, wire::COMMAND_KILL, 0, &[])
-    }
-
     /// The socket, for polling.
     pub fn as_pollable(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
@@ -224,6 +222,7 @@ impl Line {
                 status: i32::try_from(message.value).unwrap_or(-1),
                 n_left: message.usage[5].cast_unsigned(),
                 usage: Usage::of(&message.usage),
+                wall: Duration::from_micros(message.usage[6].cast_unsigned()),
             },
             other => return Err(io::Error::other(format!("init sent a message of unknown kind {other}"))),
         }))

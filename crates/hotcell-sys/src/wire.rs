@@ -129,8 +129,6 @@ pub const COMMAND_SIGNAL: u64 = 6;
 pub const COMMAND_PAUSE: u64 = 7;
 /// To init: undo [`COMMAND_PAUSE`].
 pub const COMMAND_RESUME: u64 = 8;
-/// To init: kill every process of the cell but init itself.
-pub const COMMAND_KILL: u64 = 9;
 
 /// What the stub tells the supervisor.
 #[repr(C)]
@@ -143,8 +141,8 @@ pub struct Message {
     /// A pid, a wait status, or what the kernel answered.
     pub value: i64,
     /// For [`MESSAGE_REAPED`] and [`MESSAGE_ENDED`]: user µs, system µs, largest resident set in KiB, blocks of 512
-    /// bytes read and written, and for the latter how many processes the command left behind.
-    pub usage: [i64; 6],
+    /// bytes read and written, and for the latter how many processes the command left behind and for how many µs it ran.
+    pub usage: [i64; 7],
 }
 
 /// From the spawner: `value` is the pid of a process that holds a user namespace.

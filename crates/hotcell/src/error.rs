@@ -250,6 +250,7 @@ fn run_hint(error: &RunError) -> Option<String> {
         RunError::Wall { wall, .. } => wall_hint(*wall),
         RunError::Cgroup(_) => wall_hint(Wall::Cgroup),
         RunError::WorkingDirectory { .. } => "give one that exists inside: hotcell run -C /tmp …".to_owned(),
+        RunError::InPlace => "run it without a pool: hotcell run".to_owned(),
         RunError::Platform { source, .. } if is_about_storage(source) => {
             "look at the space and the rights in the home: df -h and ls -ld on it".to_owned()
         }

@@ -4,8 +4,8 @@
 //! template  open the cgroups → own user namespace → private mounts → open every source → new root → all of the view
 //!           that no cell changes → pivot → no capability can be had again          the spawner, once
 //! ahead     network, ipc, uts and time namespaces                                  the spawner, before each cell
-//! init      enter the cgroups → /proc → scratch → the rest of the view → drop id, groups, capabilities → no new privileges → Landlock
-//!           → limits → syscall filter                                              each cell
+//! init      enter the cgroups → scratch → the rest of the view → /proc → drop id, groups, capabilities
+//!           → no new privileges → Landlock → limits → syscall filter               each cell
 //! payload   own session → stdin, stdout, stderr → no other descriptor → working directory → execve    each command
 //! orphaned  remove the cgroup                                                      the spawner, if nobody else can
 //! ```
@@ -39,8 +39,8 @@ mod root;
 use root::Mounts;
 pub(crate) use root::{DECOYS, PAGE, scratch_inodes};
 
-/// How much longer than its limit a cell may live before its spawner ends it: room for slow walls and
-/// for the supervisor, whose task it is.
+/// How much longer than its limit a command may run before its cell's init ends it: room for the supervisor, whose
+/// task it is.
 const OVERTIME: Duration = Duration::from_secs(30);
 
 /// Which wall a call builds or proves, and what it does, for the message if it fails.
@@ -130,8 +130,10 @@ pub(crate) fn cell(plan: &Plan, making: &Making<'_>) -> Program<Label> {
 }
 
 /// Writes down how a plan's command is run in a cell of it.
-pub(crate) fn command(plan: &Plan, making: &Making<'_>) -> Program<Label> {
-    let mut out = Writer::new(Program::command(), Stage::Payload, plan, making);
+pub(crate) fn command(plan: &Plan) -> Program<Label> {
+    // A command makes nothing of the cell.
+    let making = Making { id: 0, group: None, owners: &[] };
+    let mut out = Writer::new(Program::command(), Stage::Payload, plan, &making);
     out.program.life_max(plan.limits.time.saturating_add(OVERTIME));
     out.payload();
     out.program

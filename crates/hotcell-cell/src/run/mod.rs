@@ -62,6 +62,9 @@ pub enum RunError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// Nothing that stands before anybody asks may hold places in a directory of the host.
+    #[error("a pool has no cells that write in place, and this plan has a `rw` workspace or a writable mount")]
+    InPlace,
     /// The machine failed us.
     #[error("{what}")]
     Platform {
@@ -331,5 +334,5 @@ fn fault(plan: &Plan, image: &Image<Label>, Fault { op, answer }: Fault) -> RunE
 
 /// The wall to name when the clone as a whole is refused.
 fn clone_wall(plan: &Plan) -> Wall {
-    if plan.asks_for(Wall::User) { Wall::User } else { Wall::Mount }
+    if plan.asks_for(Wall::Pid) { Wall::Pid } else { Wall::Mount }
 }

@@ -101,9 +101,8 @@ impl Station {
     }
 
     /// A plan's command, as the last one of its cell.
-    fn command(&self, plan: &Plan) -> Image<Label> {
-        let making = Making { id: self.id, group: None, owners: &[] };
-        let mut program = launch::command(plan, &making);
+    fn command(plan: &Plan) -> Image<Label> {
+        let mut program = launch::command(plan);
         program.last();
         program.image()
     }
@@ -121,8 +120,8 @@ impl Station {
         }
     }
 
-    /// The spawner said that the cell is gone.
-    pub(crate) fn is_gone(&mut self) {
+    /// Takes down that the spawner said the cell is gone.
+    pub(crate) fn note_gone(&mut self) {
         self.cell = Life::Gone;
     }
 
@@ -175,7 +174,7 @@ impl Station {
     ) -> Result<Report, RunError> {
         let Rising { line, raised } = cell;
         let pipes = Pipes::new(self.owner(plan)).map_err(platform("pipes cannot be made"))?;
-        let command = self.command(plan);
+        let command = Station::command(plan);
         let inputs: Vec<BorrowedFd<'_>> = pipes.theirs.iter().map(AsFd::as_fd).collect();
         line.run(&command, &inputs).map_err(platform("the command cannot be sent"))?;
         drop(inputs);

@@ -54,6 +54,8 @@ pub(super) struct Supervisor<'a> {
     grace_until: Option<Instant>,
     status: Option<i32>,
     usage: Option<Usage>,
+    /// How long the command ran, as init measured it.
+    wall: Option<Duration>,
     is_line_closed: bool,
     exec_error: Option<io::Error>,
     peaks: Peaks,
@@ -90,6 +92,7 @@ impl<'a> Supervisor<'a> {
             grace_until: None,
             status: None,
             usage: None,
+            wall: None,
             is_line_closed: false,
             exec_error: None,
             peaks: Peaks::default(),
@@ -99,9 +102,9 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// How long the cell has been running.
+    /// How long the command ran; of one that was killed with its cell, as long as we saw it run.
     pub(super) fn elapsed(&self) -> Duration {
-        self.started.elapsed()
+        self.wall.unwrap_or_else(|| self.started.elapsed())
     }
 
     /// Runs until every process of the cell is gone.
@@ -200,9 +203,14 @@ impl<'a> Supervisor<'a> {
     /// Hears the cell's init; true when the command ended, and all that it left.
     fn line(&mut self) -> Result<bool, RunError> {
         match self.line.next_event().map_err(platform("the cell's first process cannot be heard"))? {
-            Some(LineEvent::Ended { status, n_left, usage }) => {
+            Some(LineEvent::Ended { status, n_left, usage, wall }) => {
                 self.status = Some(status);
                 self.usage = Some(usage);
+                self.wall = Some(wall);
+                // While we were stopped, init looked at the clock for us.
+                if status & 0x7f == libc::SIGKILL && wall > self.plan.limits.time {
+                    self.ending.get_or_insert((Outcome::Timeout, Some(Limit::Time)));
+                }
                 // The command itself was one more.
                 self.peaks.pids = self.peaks.pids.max(n_left + 1);
                 Ok(true)
@@ -233,7 +241,7 @@ impl<'a> Supervisor<'a> {
                 while !self.is_line_closed && self.status.is_none() {
                     self.line()?;
                 }
-                self.station.is_gone();
+                self.station.note_gone();
                 Ok(true)
             }
             Some(Event::Fault(found)) => Err(fault(self.plan, &self.station.image, found)),

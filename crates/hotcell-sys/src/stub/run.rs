@@ -272,9 +272,10 @@ unsafe fn init(header: &Header, line: i32, spawner: &Alive) -> ! {
 /// A command that runs.
 struct Running {
     payload: i64,
-    last_ms: u64,
+    begun_us: u64,
+    last_us: u64,
     is_last: bool,
-    usage: [i64; 6],
+    usage: [i64; 7],
 }
 
 /// Runs commands, reaps orphans and forwards the supervisor's signals, until the last command has ended or the supervisor
@@ -283,7 +284,8 @@ fn serve(signals: i32) -> ! {
     let (mut running, mut mapped): (Option<Running>, u64) = (None, 0);
     loop {
         // A supervisor that was stopped does not look at the clock: past the last moment the command is killed from here.
-        let left_ms = running.as_ref().map_or(u64::MAX, |running| running.last_ms.saturating_sub(now_ms()));
+        let left_ms =
+            running.as_ref().map_or(u64::MAX, |running| running.last_us.saturating_sub(now_us()).div_ceil(1000));
         if left_ms == 0 {
             signal_all(SIGKILL);
         }
@@ -322,7 +324,6 @@ fn obey(received: &Received, running: &mut Option<Running>, mapped: &mut u64) {
         },
         (COMMAND_PAUSE, _) => _ = signal_all(SIGSTOP),
         (COMMAND_RESUME, _) => _ = signal_all(SIGCONT),
-        (COMMAND_KILL, _) => _ = signal_all(SIGKILL),
         // It ended by itself in this very moment.
         (COMMAND_SIGNAL, None) => {}
         // The supervisor is gone, or not ours.
@@ -335,6 +336,7 @@ fn run(received: &Received) -> Running {
     /// Used by one child at a time, while this process stands still.
     static mut STACK: [u64; 2048] = [0; 2048];
     let header = map(COMMAND_BASE, received);
+    let begun_us = now_us();
     let top = (&raw mut STACK) as u64 + size_of::<[u64; 2048]>() as u64;
     // SAFETY: the stack is used by nobody else; `payload` does not return.
     let payload = unsafe { nr::vfork(top, payload, COMMAND_BASE) };
@@ -345,8 +347,8 @@ fn run(received: &Received) -> Running {
     if payload < 0 {
         fail(Fault { op: OP_FORK, answer: payload });
     }
-    let last_ms = now_ms().saturating_add(header.life_ms_max);
-    Running { payload, last_ms, is_last: header.is_last != 0, usage: [0; 6] }
+    let last_us = begun_us.saturating_add(header.life_ms_max.saturating_mul(1000));
+    Running { payload, begun_us, last_us, is_last: header.is_last != 0, usage: [0; 7] }
 }
 
 /// Reaps whoever ended. With the command, everything it left is ended and counted.
@@ -360,6 +362,7 @@ fn reap(running: &mut Option<Running>) {
         let Some(now) = running else { continue };
         add(&mut now.usage, &usage);
         if pid == now.payload {
+            now.usage[6] = now_us().wrapping_sub(now.begun_us) as i64;
             end_all(&mut now.usage);
             let message =
                 Message { kind: MESSAGE_ENDED, value: i64::from(status), usage: now.usage, ..Message::default() };
@@ -372,7 +375,7 @@ fn reap(running: &mut Option<Running>) {
     }
 }
 
-fn add(sum: &mut [i64; 6], usage: &[i64; 6]) {
+fn add(sum: &mut [i64; 7], usage: &[i64; 7]) {
     for at in [0, 1, 3, 4] {
         sum[at] = sum[at].wrapping_add(usage[at]);
     }
@@ -381,7 +384,7 @@ fn add(sum: &mut [i64; 6], usage: &[i64; 6]) {
 
 /// Kills whatever the payload left behind and waits for it, so that what it used is counted, and how many they were.
 /// Leaving would kill it as well, uncounted.
-fn end_all(usage: &mut [i64; 6]) {
+fn end_all(usage: &mut [i64; 7]) {
     if !signal_all(SIGKILL) {
         return;
     }
@@ -586,12 +589,12 @@ fn hold(spawner: &Alive) -> i64 {
     pid
 }
 
-/// Milliseconds of a clock that only goes forward.
-fn now_ms() -> u64 {
+/// Microseconds of a clock that only goes forward.
+fn now_us() -> u64 {
     let mut now = [0u64; 2];
     // SAFETY: writes one timespec of ours.
     unsafe { call!(nr::CLOCK_GETTIME, CLOCK_MONOTONIC, &raw mut now) };
-    now[0].wrapping_mul(1000).wrapping_add(now[1] / 1_000_000)
+    now[0].wrapping_mul(1_000_000).wrapping_add(now[1] / 1000)
 }
 
 /// Ends a holder: the supervisor has its namespace by descriptor now.
@@ -602,7 +605,7 @@ fn release(holder: i64) {
 }
 
 /// Kills a child of this process, waits until it is gone, and says how it ended and what it used.
-fn kill_and_reap(pid: i64) -> (i64, [i64; 6]) {
+fn kill_and_reap(pid: i64) -> (i64, [i64; 7]) {
     // SAFETY: the pid is an unreaped child of ours, so it cannot have been reused.
     unsafe { call!(nr::KILL, pid, SIGKILL) };
     loop {
@@ -614,7 +617,7 @@ fn kill_and_reap(pid: i64) -> (i64, [i64; 6]) {
 }
 
 /// Waits for a child: its pid, its status and what it used.
-fn wait(pid: i64, flags: u64) -> (i64, i32, [i64; 6]) {
+fn wait(pid: i64, flags: u64) -> (i64, i32, [i64; 7]) {
     let mut status = 0i32;
     // rusage: user time, system time (seconds and µs each), largest resident set; blocks read and written
     // are its words 11 and 12.
@@ -622,7 +625,7 @@ fn wait(pid: i64, flags: u64) -> (i64, i32, [i64; 6]) {
     // SAFETY: writes one i32 and one rusage of ours.
     let reaped = unsafe { call!(nr::WAIT4, pid, &raw mut status, flags | WALL, &raw mut usage) };
     let micros = |at: usize| usage[at].wrapping_mul(1_000_000).wrapping_add(usage[at + 1]);
-    (reaped, status, [micros(0), micros(2), usage[4], usage[11], usage[12], 0])
+    (reaped, status, [micros(0), micros(2), usage[4], usage[11], usage[12], 0, 0])
 }
 
 /// Maps the image that came as the first descriptor, and writes the others into it.

@@ -187,6 +187,30 @@ fn stop_ends_a_run_from_elsewhere_and_logs_follow_it() {
 }
 
 #[test]
+fn a_command_is_timed_from_its_beginning_to_its_end() {
+    let bench = Bench::new();
+    let (record, _) = bench.json(["--", "sleep", "0.3"]);
+    assert!(record["wall_ms"].as_f64().unwrap() >= 300.0, "{record:#}");
+}
+
+#[test]
+fn a_stopped_hotcell_does_not_stop_the_clock() {
+    if std::env::var_os("HOTCELL_SOAK").is_none() {
+        return skip("a hotcell that is stopped for half a minute: with HOTCELL_SOAK=1");
+    }
+    let (bench, word) = (Bench::new(), token());
+    let args = ["run", "-q", "--time", "1s", "--", "sh", "-c", "sleep 600; :", "sh", &word];
+    let mut child = bench.hotcell(args).spawn().unwrap();
+    eventually("it runs", || !processes_with(&word).is_empty());
+    signal(&child, Signal::STOP);
+    std::thread::sleep(Duration::from_secs(25));
+    assert!(!processes_with(&word).is_empty(), "VOID: it ended before its time");
+    eventually("init ends it", || processes_with(&word).is_empty());
+    signal(&child, Signal::CONT);
+    assert_eq!(child.wait().unwrap().code(), Some(124));
+}
+
+#[test]
 fn a_slow_reader_does_not_stop_the_clock() {
     let bench = Bench::new();
     // Nobody reads our stdout; the command writes for ever; the time limit must still hold.

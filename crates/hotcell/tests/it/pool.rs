@@ -57,26 +57,46 @@ fn cgroup_version_is_one() -> bool {
 
 #[test]
 fn limits_and_ends_are_each_cells_own() {
-    let limits = hotcell_cell::Limits { time: std::time::Duration::from_millis(300), ..Default::default() };
-    let script = "if [ -e again ]; then exit 0; fi; sleep 60";
-    let builder = Cell::builder().limits(limits).command(["/bin/sh", "-c", script]);
-    let pool = Pool::open(plan_on(&host(), builder).expect("a plan"), 1, Ahead::Cell).expect("a pool");
-    for _ in 0..3 {
-        // One that waits in the pool is not on the clock.
-        std::thread::sleep(std::time::Duration::from_millis(200));
-        let report = pool.run().expect("a run");
-        assert_eq!(report.outcome, hotcell_base::Outcome::Timeout);
+    let time = std::time::Duration::from_secs(1);
+    let open = |script: &str| {
+        let limits = hotcell_cell::Limits { time, ..Default::default() };
+        let builder = Cell::builder().limits(limits).command(["/bin/sh", "-c", script]);
+        Pool::open(plan_on(&host(), builder).expect("a plan"), 1, Ahead::Cell).expect("a pool")
+    };
+    let pool = open("sleep 60");
+    for _ in 0..2 {
+        assert_eq!(pool.run().expect("a run").outcome, hotcell_base::Outcome::Timeout);
     }
+    // Waiting in the pool for longer than it may run is not on its clock.
+    let pool = open("exit 7");
+    std::thread::sleep(time * 3 / 2);
+    assert_eq!(pool.run().expect("a run").exit_code, Some(7));
+}
+
+/// Spawners of this process, by pid.
+fn spawners() -> Vec<u32> {
+    let us = std::process::id().to_string();
+    let is_ours = |pid: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let fields: Vec<&str> =
+            stat.rsplit_once(')').map(|(_, rest)| rest.split_whitespace().collect()).unwrap_or_default();
+        stat.contains("(hotcell-spawn)") && fields.get(1) == Some(&us.as_str())
+    };
+    let pids = std::fs::read_dir("/proc").expect("/proc").flatten();
+    pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_ours).collect()
 }
 
 #[test]
 fn a_pool_that_is_dropped_leaves_nothing() {
-    let word = token();
-    let pool = open(&format!("echo {word}; sleep 100 &"), 3, Ahead::Cell);
+    let pool = open("true", 3, Ahead::Cell);
     assert_eq!(pool.run().expect("a run").exit_code, Some(0));
+    eventually("all of its stations are open", || spawners().len() == 3);
+    let groups: Vec<_> = spawners().iter().flat_map(|pid| cgroups_with(&format!("hotcell-pool-{pid}"))).collect();
+    assert!(!groups.is_empty() || !cgroup_version_is_one(), "VOID: no group was there");
     drop(pool);
-    assert!(processes_with(&word).is_empty());
-    assert!(cgroups_with(&format!("hotcell-pool-{}", std::process::id())).is_empty());
+    assert_eq!(spawners(), Vec::<u32>::new());
+    let left: Vec<_> = groups.iter().filter(|group| group.exists()).collect();
+    assert!(left.is_empty(), "{left:?}");
 }
 
 #[test]
