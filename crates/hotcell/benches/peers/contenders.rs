@@ -79,20 +79,31 @@ pub(crate) struct Contender {
 }
 
 /// All contenders that work here, and the names of those that do not.
-pub(crate) fn all(place: &Place) -> (Vec<Contender>, Vec<&'static str>) {
+pub(crate) fn all(
+    place: &Place,
+    is_wanted: &dyn Fn(&str, Payload) -> bool,
+) -> (Vec<Contender>, Vec<&'static str>) {
     let (mut able, mut absent) = (Vec::new(), Vec::new());
     for payload in Payload::ALL {
-        let found = peers(place, payload).into_iter().chain(ours(place, payload));
-        for contender in found {
+        let candidates = peers(place, payload).into_iter().chain(ours(place, payload));
+        for Candidate { name, is_ours, make } in candidates.filter(|one| is_wanted(one.name, payload)) {
+            let start = make();
             // Twice: the first start of some makes what the next ones use.
-            if (contender.start)() && (contender.start)() {
-                able.push(contender);
-            } else if !absent.contains(&contender.name) {
-                absent.push(contender.name);
+            if start() && start() {
+                able.push(Contender { name, payload, is_ours, start });
+            } else if !absent.contains(&name) {
+                absent.push(name);
             }
         }
     }
     (able, absent)
+}
+
+/// Who could be measured. What it keeps open while it is, is opened only then.
+struct Candidate<'a> {
+    name: &'static str,
+    is_ours: bool,
+    make: Box<dyn FnOnce() -> Start + 'a>,
 }
 
 /// Stands for a name that no other start has.
@@ -112,7 +123,7 @@ fn command(argv: Vec<String>, home: PathBuf) -> Start {
     })
 }
 
-fn peers(place: &Place, payload: Payload) -> Vec<Contender> {
+fn peers(place: &Place, payload: Payload) -> Vec<Candidate<'_>> {
     let argv = payload.argv(place);
     let noop_directory = place.noop.parent().unwrap_or(Path::new("/")).display().to_string();
     let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
@@ -141,11 +152,11 @@ fn peers(place: &Place, payload: Payload) -> Vec<Contender> {
             peers.push((runtime, prefix));
         }
     }
-    let contender = |(name, prefix): (&'static str, Vec<String>)| {
+    let candidate = |(name, prefix): (&'static str, Vec<String>)| {
         let whole = if matches!(name, "crun" | "runc") { prefix } else { [prefix, argv.clone()].concat() };
-        Contender { name, payload, is_ours: false, start: command(whole, place.path("home")) }
+        Candidate { name, is_ours: false, make: Box::new(|| command(whole, place.path("home"))) }
     };
-    peers.into_iter().map(contender).collect()
+    peers.into_iter().map(candidate).collect()
 }
 
 /// A bundle for a container runtime, with the host's `/usr` as its root's, and the command that runs it.
@@ -180,26 +191,33 @@ fn bundle(place: &Place, runtime: &'static str, payload: Payload, argv: &[String
     Some([runtime, "run", "-b", &directory.display().to_string(), NAME].map(str::to_owned).to_vec())
 }
 
-fn ours(place: &Place, payload: Payload) -> Vec<Contender> {
+fn ours(place: &Place, payload: Payload) -> Vec<Candidate<'_>> {
     let argv = payload.argv(place);
     let host = Host::probe(std::env::vars_os()).expect("this machine can be looked at");
     let mount = MountRequest { source: place.noop.clone(), target: place.noop.clone(), writable: false };
     let plan = Cell::builder().mount(mount).command(&argv).plan(&host).expect("a plan");
-    let cold = plan.clone();
-    let pool = |ahead: Ahead| -> Start {
-        let pool = Pool::open(plan.clone(), POOLED, ahead).expect("a pool");
-        Box::new(move || pool.run().is_ok_and(|report| report.exit_code == Some(0)))
+    let pool = |ahead: Ahead| {
+        let plan = plan.clone();
+        move || -> Start {
+            let pool = Pool::open(plan, POOLED, ahead).expect("a pool");
+            Box::new(move || pool.run().is_ok_and(|report| report.exit_code == Some(0)))
+        }
     };
-    let start: Vec<(&'static str, Start)> = vec![
-        ("hotcell, library, on demand", pool(Ahead::Station)),
-        ("hotcell, library, pool", pool(Ahead::Cell)),
-        ("hotcell, library, cold", Box::new(move || cold.run().is_ok_and(|report| report.exit_code == Some(0)))),
-        ("hotcell run", {
-            let hotcell = env!("CARGO_BIN_EXE_hotcell").to_owned();
-            let mount = format!("{0}:{0}:ro", place.noop.display());
-            let whole = [hotcell, "run".into(), "-q".into(), "--mount".into(), mount, "--".into()];
-            command(whole.into_iter().chain(argv).collect(), place.path("home"))
-        }),
-    ];
-    start.into_iter().map(|(name, start)| Contender { name, payload, is_ours: true, start }).collect()
+    let (on_demand, pooled) = (pool(Ahead::Station), pool(Ahead::Cell));
+    let ours = |name, make: Box<dyn FnOnce() -> Start>| Candidate { name, is_ours: true, make };
+    let whole = || -> Start {
+        let hotcell = env!("CARGO_BIN_EXE_hotcell").to_owned();
+        let mount = format!("{0}:{0}:ro", place.noop.display());
+        let whole = [hotcell, "run".into(), "-q".into(), "--mount".into(), mount, "--".into()];
+        command(whole.into_iter().chain(argv).collect(), place.path("home"))
+    };
+    vec![
+        ours("hotcell, library, on demand", Box::new(on_demand)),
+        ours("hotcell, library, pool", Box::new(pooled)),
+        ours(
+            "hotcell, library, cold",
+            Box::new(move || Box::new(move || plan.run().is_ok_and(|report| report.exit_code == Some(0)))),
+        ),
+        Candidate { name: "hotcell run", is_ours: true, make: Box::new(whole) },
+    ]
 }

@@ -1,8 +1,11 @@
 //! What a start costs: hotcell in each of its modes, with all walls and limits, beside its peers, in one run.
 //!
 //! ```text
-//! cargo bench -p hotcell --bench peers -- [--rounds N] [--seconds N] [--only TEXT] [--json FILE] [--svg FILE]
+//! cargo bench -p hotcell --bench peers -- [--rounds N] [--seconds N] [--payload NAME] [--only TEXT] [--alone]
+//!                                         [--json FILE] [--svg FILE]
 //! ```
+//!
+//! `--only` keeps those whose name has the text in it, and the two that all others are compared with, unless `--alone`.
 //!
 //! Contenders take turns, so that whatever the machine does meanwhile it does to all of them. Peers that are not
 //! installed, or cannot run here, are named and left out. Times of a shared machine are rough: the ratios count.
@@ -23,20 +26,32 @@ use report::{Latency, Rate, Results};
 struct Args {
     rounds: usize,
     seconds: f64,
+    payload: Option<String>,
     only: Option<String>,
+    is_alone: bool,
     json: Option<String>,
     svg: Option<String>,
 }
 
 impl Args {
     fn parse() -> Args {
-        let mut args = Args { rounds: 100, seconds: 1.0, only: None, json: None, svg: None };
+        let mut args = Args {
+            rounds: 100,
+            seconds: 1.0,
+            payload: None,
+            only: None,
+            is_alone: false,
+            json: None,
+            svg: None,
+        };
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
             let mut value = || words.next().unwrap_or_else(|| panic!("{word} takes a value"));
             match word.as_str() {
                 "--rounds" => args.rounds = value().parse().expect("a number of rounds"),
                 "--seconds" => args.seconds = value().parse().expect("seconds for each rate; 0 for none"),
+                "--payload" => args.payload = Some(value()),
+                "--alone" => args.is_alone = true,
                 "--only" => args.only = Some(value()),
                 "--json" => args.json = Some(value()),
                 "--svg" => args.svg = Some(value()),
@@ -47,17 +62,18 @@ impl Args {
         }
         args
     }
+
+    fn wants(&self, name: &str, payload: Payload) -> bool {
+        let is_base = !self.is_alone && matches!(name, "posix_spawn" | "bwrap --unshare-all");
+        let is_named = self.only.as_ref().is_none_or(|only| name.contains(only.as_str()));
+        (is_base || is_named) && self.payload.as_ref().is_none_or(|wanted| wanted == payload.name())
+    }
 }
 
 fn main() {
     let args = Args::parse();
     let place = Place::new();
-    let (all, absent) = contenders::all(&place);
-    let is_wanted = |one: &Contender| {
-        let is_base = matches!(one.name, "posix_spawn" | "bwrap --unshare-all");
-        is_base || args.only.as_ref().is_none_or(|only| one.name.contains(only.as_str()))
-    };
-    let contenders: Vec<Contender> = all.into_iter().filter(is_wanted).collect();
+    let (contenders, absent) = contenders::all(&place, &|name, payload| args.wants(name, payload));
     let mut gate = Gate::new(Duration::from_millis(50));
     let latencies = latencies(&contenders, &mut gate, args.rounds);
     let rates = if args.seconds > 0.0 { rates(&contenders, args.seconds) } else { Vec::new() };
