@@ -58,12 +58,15 @@ pub(crate) fn rules(view: &[Entry], abi: u32) -> Vec<Rule> {
     let mut rules = vec![
         // Looking around is harmless in a root where only granted things exist.
         Rule { path: "/".into(), access: READ_DIR },
+        // Whatever of the host's is mounted there is beneath it, too, and the walk to the root passes it.
         Rule { path: "/etc".into(), access: READ_FILE | READ_DIR },
+        Rule { path: "/dev".into(), access: READ_FILE | WRITE_FILE | READ_DIR },
         Rule { path: "/proc".into(), access: READ_FILE | READ_DIR },
     ];
     for entry in view {
         let (path, access) = match entry {
-            Entry::Bind { target, device: true, .. } => (target, READ_FILE | WRITE_FILE),
+            Entry::Bind { device: true, .. } => continue,
+            Entry::Bind { target, identity: None, .. } if target.starts_with("/etc") => continue,
             Entry::Bind { target, writable: true, directory: true, .. } => (target, all_but_devices),
             Entry::Bind { target, writable: true, .. } => (target, all_but_devices & file),
             Entry::Bind { target, directory: true, .. } => (target, EXECUTE | READ_FILE | READ_DIR),

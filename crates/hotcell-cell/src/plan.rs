@@ -415,7 +415,7 @@ impl Builder {
             if mounts[..idx].iter().any(|other| other.target.starts_with(target)) {
                 return refuse("would cover another mount");
             }
-            if [view::FENCE, "/.scratch", "/.lower"].iter().any(|ours| target.starts_with(ours)) {
+            if target.starts_with(view::OWN) {
                 return refuse("is a place of hotcell's own");
             }
             // Inside another tree of the host's, the place must be there: making it would change that tree.

@@ -12,6 +12,10 @@
 //!
 //! What pointers point to is never looked at: it could change after the look. Where that would be
 //! needed (`clone3`, `openat2`) the call does not exist and libraries use the older one.
+//!
+//! The kernel takes long to compile a filter, and a process inherits those of its parent. So there are two: the spawner
+//! has one that lets through, of what is refused, only what walls are built with; each cell adds a small one that
+//! refuses that as well. The kernel asks both and does what the stricter says.
 
 use std::collections::BTreeSet;
 
@@ -466,10 +470,51 @@ pub fn refusing_rules() -> impl Iterator<Item = &'static str> {
     groups.chain(CONDITIONS.iter().map(|condition| condition.name)).chain([ARCHITECTURE, UNLISTED])
 }
 
-/// Builds the filter. `left_out` names rules that are not in it, for tests that must notice.
-pub fn filter(memory: Memory, left_out: &BTreeSet<&'static str>) -> Vec<Instruction> {
+/// Which of the two filters.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Part {
+    /// All but what walls are built with: the spawner's, inherited by its cells.
+    Template,
+    /// What walls were built with: each cell's own.
+    Cell,
+    /// Both in one: what a command is held to.
+    #[cfg(test)]
+    Whole,
+}
+
+/// Calls that the spawner and a cell's init make, and nobody after them.
+const BUILDING: &[c_long] = &[
+    libc::SYS_unshare,
+    libc::SYS_clone3,
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_open_tree,
+    libc::SYS_move_mount,
+    libc::SYS_fsopen,
+    libc::SYS_fsconfig,
+    libc::SYS_fsmount,
+    libc::SYS_sethostname,
+    libc::SYS_setdomainname,
+];
+
+impl Part {
+    /// The verdict of this part on a call, given that of the whole.
+    fn of(self, call: c_long, whole: Verdict) -> Verdict {
+        let is_elsewhere = match self {
+            Part::Template => BUILDING.contains(&call),
+            Part::Cell => !BUILDING.contains(&call),
+            #[cfg(test)]
+            Part::Whole => false,
+        };
+        if is_elsewhere { Verdict::Allow } else { whole }
+    }
+}
+
+/// Builds a filter. `left_out` names rules that are not in it, for tests that must notice.
+pub(crate) fn filter(part: Part, memory: Memory, left_out: &BTreeSet<&'static str>) -> Vec<Instruction> {
     let mut code = vec![load(OFFSET_NUMBER)];
-    if !left_out.contains(ARCHITECTURE) {
+    // Where the numbers mean something else, the template's filter has the last word.
+    if part != Part::Cell && !left_out.contains(ARCHITECTURE) {
         code = vec![
             load(OFFSET_ARCH),
             jump(JUMP_EQUAL, ARCH_X86_64, 1, 0),
@@ -479,14 +524,18 @@ pub fn filter(memory: Memory, left_out: &BTreeSet<&'static str>) -> Vec<Instruct
             returns(RETURN_KILL),
         ];
     }
-    code.extend(tree(&intervals(memory, left_out)));
+    code.extend(tree(&intervals(part, memory, left_out)));
     code
 }
 
 /// The filter's table as ranges: each starts at a number and holds up to the next start.
-fn intervals(memory: Memory, left_out: &BTreeSet<&'static str>) -> Vec<(u32, Verdict)> {
+fn intervals(part: Part, memory: Memory, left_out: &BTreeSet<&'static str>) -> Vec<(u32, Verdict)> {
     let mut listed: Vec<(u32, Verdict)> = Vec::new();
-    let unlisted = if left_out.contains(UNLISTED) { Verdict::Allow } else { Verdict::Refuse(ENOSYS) };
+    let unlisted = match part {
+        Part::Cell => Verdict::Allow,
+        _ if left_out.contains(UNLISTED) => Verdict::Allow,
+        _ => Verdict::Refuse(ENOSYS),
+    };
     for group in GROUPS {
         let verdict = match group.verdict {
             _ if left_out.contains(group.name) => Verdict::Allow,
@@ -495,11 +544,11 @@ fn intervals(memory: Memory, left_out: &BTreeSet<&'static str>) -> Vec<(u32, Ver
             }
             verdict => verdict,
         };
-        listed.extend(group.calls.iter().map(|call| (number(*call), verdict)));
+        listed.extend(group.calls.iter().map(|call| (number(*call), part.of(*call, verdict))));
     }
     for (idx, condition) in CONDITIONS.iter().enumerate() {
         let verdict = if left_out.contains(condition.name) { Verdict::Allow } else { Verdict::Condition(idx) };
-        listed.extend(condition.calls.iter().map(|call| (number(*call), verdict)));
+        listed.extend(condition.calls.iter().map(|call| (number(*call), part.of(*call, verdict))));
     }
     listed.sort_unstable_by_key(|(number, _)| *number);
     let mut ranges: Vec<(u32, Verdict)> = vec![(0, unlisted)];
@@ -632,7 +681,7 @@ mod tests {
     }
 
     fn answer(number: c_long, args: [u64; 6]) -> String {
-        let (verdict, _) = decide(&filter(Memory::Counted, &BTreeSet::new()), ARCH_X86_64, super::number(number), args);
+        let (verdict, _) = decide(&filter(Part::Whole, Memory::Counted, &BTreeSet::new()), ARCH_X86_64, super::number(number), args);
         match verdict {
             RETURN_ALLOW => "allow".to_owned(),
             RETURN_KILL => "kill".to_owned(),
@@ -651,7 +700,7 @@ mod tests {
 
     #[test]
     fn every_listed_call_gets_its_verdict_and_all_others_do_not_exist() {
-        let code = filter(Memory::Counted, &BTreeSet::new());
+        let code = filter(Part::Whole, Memory::Counted, &BTreeSet::new());
         let listed: Vec<u32> = GROUPS
             .iter()
             .flat_map(|group| group.calls)
@@ -680,7 +729,7 @@ mod tests {
 
     #[test]
     fn other_architectures_are_killed_before_their_numbers_mean_anything() {
-        let code = filter(Memory::Counted, &BTreeSet::new());
+        let code = filter(Part::Whole, Memory::Counted, &BTreeSet::new());
         let i386 = 0x4000_0003;
         assert_eq!(decide(&code, i386, 1, [0; 6]).0, RETURN_KILL);
         assert_eq!(decide(&code, ARCH_X86_64, X32_BIT | 1, [0; 6]).0, RETURN_KILL);
@@ -732,10 +781,10 @@ mod tests {
 
     #[test]
     fn the_tree_keeps_the_way_to_a_verdict_short() {
-        let code = filter(Memory::Counted, &BTreeSet::new());
+        let code = filter(Part::Whole, Memory::Counted, &BTreeSet::new());
         let longest = (0..512).map(|nr| decide(&code, ARCH_X86_64, nr, [0; 6]).1).max();
         // Four instructions to get in, log2 of the ranges to get there, a condition at the leaf.
-        let n_ranges = intervals(Memory::Counted, &BTreeSet::new()).len();
+        let n_ranges = intervals(Part::Whole, Memory::Counted, &BTreeSet::new()).len();
         let depth = n_ranges.ilog2() as usize + 1;
         assert!(longest <= Some(4 + 2 * depth + 32), "{longest:?} steps for {n_ranges} ranges");
         assert!(code.len() < 4096, "the kernel's limit");
@@ -744,8 +793,39 @@ mod tests {
     }
 
     #[test]
+    fn the_two_filters_together_are_the_whole_one() {
+        // The kernel does what the stricter says; the smaller number is, of those that we return.
+        let arguments = [0, 1, 2, 8, 10, 16, 17, libc::TIOCSTI, 0o4755, 0x4_0000, libc::CLONE_NEWUSER as u64, u64::MAX];
+        for memory in [Memory::Counted, Memory::Watched] {
+            let [whole, template, cell] =
+                [Part::Whole, Part::Template, Part::Cell].map(|part| filter(part, memory, &BTreeSet::new()));
+            for (arch, number) in (0..512).flat_map(|nr| [(ARCH_X86_64, nr), (ARCH_X86_64, nr | X32_BIT), (3, nr)]) {
+                for a in arguments {
+                    for b in arguments {
+                        let decide = |code: &[Instruction]| decide(code, arch, number, [a, b, b, a, a, b]).0;
+                        let rank = |verdict: u32| if verdict == RETURN_KILL { 0 } else { verdict };
+                        let stricter = rank(decide(&template)).min(rank(decide(&cell)));
+                        assert_eq!(stricter, rank(decide(&whole)), "syscall {number} of {arch:#x} with {a:#x} {b:#x}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_template_lets_through_what_walls_are_built_with_and_nothing_else() {
+        let code = filter(Part::Template, Memory::Counted, &BTreeSet::new());
+        let whole = filter(Part::Whole, Memory::Counted, &BTreeSet::new());
+        for nr in 0..512 {
+            let is_building = BUILDING.iter().any(|call| number(*call) == nr);
+            let differs = decide(&code, ARCH_X86_64, nr, [0; 6]).0 != decide(&whole, ARCH_X86_64, nr, [0; 6]).0;
+            assert_eq!(differs, is_building, "syscall {nr}");
+        }
+    }
+
+    #[test]
     fn watched_memory_takes_away_what_cannot_be_watched_and_nothing_else() {
-        let (counted, watched) = (filter(Memory::Counted, &BTreeSet::new()), filter(Memory::Watched, &BTreeSet::new()));
+        let (counted, watched) = (filter(Part::Whole, Memory::Counted, &BTreeSet::new()), filter(Part::Whole, Memory::Watched, &BTreeSet::new()));
         for nr in 0..512 {
             let differs = decide(&counted, ARCH_X86_64, nr, [0; 6]).0 != decide(&watched, ARCH_X86_64, nr, [0; 6]).0;
             let groups = GROUPS.iter().filter(|group| COUNTED_ONLY.contains(&group.name));

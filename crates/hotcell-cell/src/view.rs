@@ -98,7 +98,7 @@ pub enum Entry {
         /// What it is.
         kind: Decoy,
     },
-    /// The processes of this cell.
+    /// The processes of this cell; nothing in it can be written.
     Proc,
     /// A file or directory that is covered.
     Mask {
@@ -108,11 +108,6 @@ pub enum Entry {
         directory: bool,
         /// Whether a cell without it must not be: something hidden on purpose.
         required: bool,
-    },
-    /// A directory of `/proc` that cannot be written.
-    ReadOnly {
-        /// Which.
-        path: PathBuf,
     },
 }
 
@@ -144,7 +139,6 @@ const MASKED: &[(&str, bool)] = &[
     ("/proc/timer_stats", false),
     ("/proc/vmallocinfo", false),
 ];
-const READ_ONLY: &[&str] = &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys"];
 const DEVICES: &[&str] = &["null", "zero", "full", "random", "urandom"];
 const DEVICE_LINKS: &[(&str, &str)] = &[
     ("/dev/fd", "/proc/self/fd"),
@@ -153,9 +147,13 @@ const DEVICE_LINKS: &[(&str, &str)] = &[
     ("/dev/stderr", "/proc/self/fd/2"),
 ];
 
-/// An empty file that Landlock grants to nobody: opening it proves the fence, and what must not be
-/// read or written is covered with it.
-pub(crate) const FENCE: &str = "/.hotcell";
+/// What hotcell itself needs inside.
+pub(crate) const OWN: &str = "/.hotcell";
+/// An empty file that Landlock grants to nobody: opening it proves the fence, and files that must not be read or
+/// written are covered with it.
+pub(crate) const FENCE: &str = "/.hotcell/file";
+/// An empty directory, with which directories are covered.
+pub(crate) const NOTHING: &str = "/.hotcell/directory";
 
 /// What a view is made from.
 pub(crate) struct Parts<'a> {
@@ -174,6 +172,7 @@ pub(crate) struct Parts<'a> {
 pub(crate) fn view(parts: &Parts<'_>) -> Vec<Entry> {
     let mut view = View { entries: Vec::new(), home: parts.home };
     view.file(FENCE, b"");
+    view.directory(NOTHING, false);
     for system in &parts.host.system {
         match &system.kind {
             PathKind::Symlink(target) => view.link(&system.path, target),
@@ -205,7 +204,6 @@ pub(crate) fn view(parts: &Parts<'_>) -> Vec<Entry> {
     }
     view.directory("/proc", false);
     view.entries.push(Entry::Proc);
-    view.entries.extend(READ_ONLY.iter().map(|path| Entry::ReadOnly { path: path.into() }));
     view.entries.extend(MASKED.iter().map(|(path, directory)| Entry::Mask {
         path: path.into(),
         directory: *directory,
@@ -274,7 +272,7 @@ pub(crate) fn view(parts: &Parts<'_>) -> Vec<Entry> {
 
 /// Places of the private root that nothing may cover.
 pub(crate) const FIXED: &[&str] = &[
-    FENCE,
+    OWN,
     EMPTY_CWD,
     "/dev",
     "/etc/group",
@@ -397,7 +395,6 @@ impl fmt::Display for Entry {
             Entry::Decoy { target, .. } => write!(f, "decoy    {}", show(target)),
             Entry::Proc => write!(f, "proc     /proc"),
             Entry::Mask { path, .. } => write!(f, "masked   {}", show(path)),
-            Entry::ReadOnly { path } => write!(f, "ro       {}", show(path)),
         }
     }
 }

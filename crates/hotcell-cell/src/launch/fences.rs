@@ -8,7 +8,7 @@ use libc::{EACCES, EPERM};
 
 use super::{AT_FDCWD, Label, Writer, family, inet_address};
 use crate::landlock;
-use crate::seccomp;
+use crate::seccomp::{self, Part};
 use crate::view::FENCE;
 use crate::wall::Wall;
 
@@ -86,14 +86,15 @@ impl Writer<'_> {
         (fd, at, len)
     }
 
-    pub(super) fn seccomp(&mut self) {
+    /// The filter of all cells, and each cell's own.
+    pub(super) fn seccomp(&mut self, part: Part) {
         self.wall = Wall::Seccomp;
         if !self.plan.asks_for(Wall::Seccomp) {
             return;
         }
         let watched = self.plan.asks_for(Wall::Cgroup) && self.making.group.is_none();
         let memory = if watched { seccomp::Memory::Watched } else { seccomp::Memory::Counted };
-        let code = seccomp::filter(memory, &self.plan.omitted_rules);
+        let code = seccomp::filter(part, memory, &self.plan.omitted_rules);
         let mut bytes = Vec::with_capacity(code.len() * 8);
         for instruction in &code {
             bytes.extend_from_slice(&instruction.code.to_ne_bytes());
@@ -106,12 +107,18 @@ impl Writer<'_> {
         let set_mode_filter = 1;
         let args = [set_mode_filter.into(), 0.into(), program.into()];
         self.call("install the filter", libc::SYS_seccomp, &args, Expect::Ok);
+        if part == Part::Template {
+            return;
+        }
         let filtered = 2;
         self.call("proof: filtered", libc::SYS_prctl, &[libc::PR_GET_SECCOMP.into()], Expect::Is(filtered));
-        // Without a filter, unsharing nothing succeeds for anybody; a filter with rules left out proves nothing.
+        // A filter with rules left out proves nothing.
         if !self.plan.omitted_rules.is_empty() {
             return;
         }
-        self.call("proof: a listed call is refused", libc::SYS_unshare, &[0.into()], Expect::Fails(&[EPERM]));
+        // Without the cell's own filter, unsharing nothing succeeds for anybody; without the template's, so does this.
+        self.call("proof: what built walls is refused", libc::SYS_unshare, &[0.into()], Expect::Fails(&[EPERM]));
+        let no_randomisation = [0x4_0000.into()];
+        self.call("proof: a listed call is refused", libc::SYS_personality, &no_randomisation, Expect::Fails(&[EPERM]));
     }
 }

@@ -2,17 +2,18 @@
 //!
 //! ```text
 //! template  open the cgroups → own user namespace → private mounts → open every source → new root → all of the view
-//!           that no cell changes → pivot → no capability can be had again          the spawner, once
+//!           that no cell changes → pivot → no capability can be had again → no new privileges
+//!           → syscall filter, but for what follows                                the spawner, once
 //! ahead     network, ipc, uts and time namespaces                                  the spawner, before each cell
 //! init      enter the cgroups → scratch → the rest of the view → /proc → drop id, groups, capabilities
-//!           → no new privileges → Landlock → limits → syscall filter               each cell
+//!           → Landlock → limits → the rest of the syscall filter                  each cell
 //! payload   own session → stdin, stdout, stderr → no other descriptor → working directory → execve    each command
 //! orphaned  remove the cgroup                                                      the spawner, if nobody else can
 //! ```
 //!
 //! After each wall comes a call that must fail if the wall stands. A cell is made of a copy of the template's mounts and
 //! is a child of the spawner: that no capability can be had again is proven there, once, and a child cannot but inherit
-//! it. Everything else is proven in each cell.
+//! it, as it does the limit on core files. Everything else is proven in each cell.
 //!
 //! Pure: a plan has one program. Every call is labelled with the wall it builds or proves.
 
@@ -28,6 +29,7 @@ use libc::{EACCES, EBADF, ENOENT, ENXIO};
 
 use crate::cgroup::Group;
 use crate::plan::{Identity, Plan};
+use crate::seccomp::Part;
 use crate::view::{Entry, Owner};
 use crate::wall::Wall;
 
@@ -107,6 +109,9 @@ pub(crate) fn cell(plan: &Plan, making: &Making<'_>) -> Program<Label> {
     out.user_namespace();
     let mounts = if plan.asks_for(Wall::Mount) { out.template_mounts() } else { Mounts::default() };
     out.give_up_capabilities();
+    out.no_new_privs();
+    out.core_limit();
+    out.seccomp(Part::Template);
     out.stage = Stage::Ahead;
     out.namespaces();
     out.clone_flags();
@@ -118,12 +123,12 @@ pub(crate) fn cell(plan: &Plan, making: &Making<'_>) -> Program<Label> {
     }
     out.prove_namespaces();
     out.drop_privilege();
-    out.no_new_privs();
+    out.prove_no_new_privs();
     out.landlock();
     // After Landlock, which opens more descriptors than the command may have.
     out.rlimits();
     out.working_directory();
-    out.seccomp();
+    out.seccomp(Part::Cell);
     out.stage = Stage::Orphaned;
     out.orphaned();
     out.program

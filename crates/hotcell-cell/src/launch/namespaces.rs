@@ -3,7 +3,7 @@
 use hotcell_sys::program::Expect;
 use libc::ENETUNREACH;
 
-use super::{Label, Writer, inet_address};
+use super::{AT_FDCWD, Label, Writer, inet_address};
 use crate::wall::Wall;
 
 const HOST_NAME: &str = "cell";
@@ -36,6 +36,12 @@ impl Writer<'_> {
     /// Each namespace must be another than the one hotcell is in.
     pub(super) fn prove_namespaces(&mut self) {
         let proc = self.plan.asks_for(Wall::Pid) || !self.plan.asks_for(Wall::Root);
+        let directory = proc.then(|| {
+            self.wall = Wall::Pid;
+            let path = self.text("/proc/self/ns");
+            let args = [AT_FDCWD.into(), path.into(), (libc::O_PATH | libc::O_CLOEXEC).into()];
+            self.call_keep("open the list of namespaces", libc::SYS_openat, &args)
+        });
         for (wall, name) in [
             (Wall::User, "user"),
             (Wall::Mount, "mnt"),
@@ -46,12 +52,12 @@ impl Writer<'_> {
             (Wall::CgroupNs, "cgroup"),
             (Wall::Time, "time"),
         ] {
-            let Some(host) = self.plan.host.namespaces.get(name).filter(|_| self.plan.asks_for(wall) && proc) else {
-                continue;
-            };
+            let host = self.plan.host.namespaces.get(name).filter(|_| self.plan.asks_for(wall));
+            let (Some(host), Some(directory)) = (host, directory) else { continue };
             self.wall = wall;
-            let (path, stat) = (self.text(format!("/proc/self/ns/{name}")), self.program.room(144));
-            self.call(format!("look at the {name} namespace"), libc::SYS_stat, &[path.into(), stat.into()], Expect::Ok);
+            let (path, stat) = (self.text(name), self.program.room(144));
+            let args = [directory.into(), path.into(), stat.into(), 0.into()];
+            self.call(format!("look at the {name} namespace"), libc::SYS_newfstatat, &args, Expect::Ok);
             let host = self.program.words(&[*host]);
             let label = Label { wall, what: format!("proof: own {name} namespace").into() };
             // struct stat: inode at byte 8.

@@ -130,32 +130,50 @@ impl Writer<'_> {
             // By default one block more than the disk limit, which is then met first and tells.
             (libc::RLIMIT_FSIZE, "file size", limits.file_size.map_or(limits.disk.0 + PAGE, |size| size.0)),
             (libc::RLIMIT_CPU, "cpu time", cpu_s),
-            // One, not zero: at zero the kernel still starts a core handler of the host.
-            (libc::RLIMIT_CORE, "core size", 1),
             (libc::RLIMIT_MEMLOCK, "locked memory", MEMLOCK_BYTES),
             (libc::RLIMIT_MSGQUEUE, "queue bytes", MSGQUEUE_BYTES),
             (libc::RLIMIT_SIGPENDING, "queued signals", SIGNALS_QUEUED_MAX),
             (libc::RLIMIT_RTPRIO, "real-time priority", 0),
             (libc::RLIMIT_NICE, "nice", 0),
         ] {
-            // Only downward: a limit that the caller has already is kept.
-            let value = self.plan.host.hard_limits.get(&resource).map_or(value, |hard| value.min(*hard));
-            let given = self.program.words(&[value, value]);
-            let found = self.program.room(16);
-            let set = [0.into(), u64::from(resource).into(), given.into(), 0u64.into()];
-            self.call(format!("limit {name}"), libc::SYS_prlimit64, &set, Expect::Ok);
-            let get = [0.into(), u64::from(resource).into(), 0u64.into(), found.into()];
-            self.call(format!("read the limit on {name}"), libc::SYS_prlimit64, &get, Expect::Ok);
-            let label = Label { wall: Wall::Rlimits, what: format!("proof: {name} limited").into() };
-            self.program.compare(self.stage, label, found, given, 16, true);
+            self.rlimit(resource, name, value);
         }
     }
 
+    /// The limit on core files, which the syscall filter lets nobody set.
+    pub(super) fn core_limit(&mut self) {
+        self.wall = Wall::Rlimits;
+        if self.plan.asks_for(Wall::Rlimits) {
+            // One, not zero: at zero the kernel still starts a core handler of the host.
+            self.rlimit(libc::RLIMIT_CORE, "core size", 1);
+        }
+    }
+
+    fn rlimit(&mut self, resource: u32, name: &str, value: u64) {
+        // Only downward: a limit that the caller has already is kept.
+        let value = self.plan.host.hard_limits.get(&resource).map_or(value, |hard| value.min(*hard));
+        let given = self.program.words(&[value, value]);
+        let found = self.program.room(16);
+        let set = [0.into(), u64::from(resource).into(), given.into(), 0u64.into()];
+        self.call(format!("limit {name}"), libc::SYS_prlimit64, &set, Expect::Ok);
+        let get = [0.into(), u64::from(resource).into(), 0u64.into(), found.into()];
+        self.call(format!("read the limit on {name}"), libc::SYS_prlimit64, &get, Expect::Ok);
+        let label = Label { wall: Wall::Rlimits, what: format!("proof: {name} limited").into() };
+        self.program.compare(self.stage, label, found, given, 16, true);
+    }
+
+    /// For the spawner and all its children: there is no way back from it.
     pub(super) fn no_new_privs(&mut self) {
         self.wall = Wall::NoNewPrivs;
         if self.plan.asks_for(Wall::NoNewPrivs) {
             let args = [libc::PR_SET_NO_NEW_PRIVS.into(), 1.into(), 0.into(), 0.into(), 0.into()];
             self.call("give up new privileges", libc::SYS_prctl, &args, Expect::Ok);
+        }
+    }
+
+    pub(super) fn prove_no_new_privs(&mut self) {
+        self.wall = Wall::NoNewPrivs;
+        if self.plan.asks_for(Wall::NoNewPrivs) {
             let args = [libc::PR_GET_NO_NEW_PRIVS.into(), 0.into(), 0.into(), 0.into(), 0.into()];
             self.call("proof: no new privileges", libc::SYS_prctl, &args, Expect::Is(1));
         }

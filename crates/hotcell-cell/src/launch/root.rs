@@ -9,14 +9,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use hotcell_base::text::shown;
-use hotcell_sys::program::{Addr, Arg, Expect, Slot};
+use hotcell_sys::program::{Arg, Expect, Slot};
 use libc::{EEXIST, ENOENT, ENOTDIR, EPERM, EROFS};
 
 use super::{AT_FDCWD, Label, Writer};
 use crate::control::Decoy;
 use crate::limits::Limits;
 use crate::plan::{ID_MARK, Identity, Mode, Plan};
-use crate::view::{Entry, FENCE};
+use crate::view::{Entry, FENCE, NOTHING, OWN};
 use crate::wall::Wall;
 
 const AT_EMPTY_PATH: u64 = libc::AT_EMPTY_PATH as u64;
@@ -76,11 +76,14 @@ fn is_own(entry: &Entry, view: &[Entry]) -> bool {
         Entry::Proc | Entry::Scratch { .. } | Entry::Overlay { .. } | Entry::Decoy { .. } => true,
         // The directories themselves are places to be mounted on.
         Entry::Directory { path, .. } => path.parent().is_some_and(is_below),
-        Entry::File { path, .. } | Entry::Link { path, .. } | Entry::Mask { path, .. } | Entry::ReadOnly { path } => {
-            is_below(path)
-        }
+        Entry::File { path, .. } | Entry::Link { path, .. } | Entry::Mask { path, .. } => is_below(path),
         Entry::Bind { target, .. } | Entry::Guard { target, .. } => is_below(target),
     }
+}
+
+/// Whether an entry is one that others are covered with.
+fn is_cover(entry: &Entry) -> bool {
+    matches!(entry, Entry::Directory { path, .. } | Entry::File { path, .. } if path.starts_with(OWN))
 }
 
 fn is_in_proc(path: &Path) -> bool {
@@ -121,15 +124,21 @@ impl Writer<'_> {
         self.call("pivot", libc::SYS_pivot_root, &[dot.into(), dot.into()], Expect::Ok);
         self.call("leave the old root", libc::SYS_umount2, &[dot.into(), MNT_DETACH.into()], Expect::Ok);
         let view = &self.plan.view;
-        for entry in view.iter().filter(|entry| !is_own(entry, view)) {
+        let (covers, others): (Vec<&Entry>, Vec<&Entry>) =
+            view.iter().filter(|entry| !is_own(entry, view)).partition(|entry| is_cover(entry));
+        for entry in covers {
+            self.entry(entry, &sources, &mounts);
+        }
+        // What others are covered with is a mount of its own, and so are its copies.
+        let own = self.text(OWN);
+        let args = [own.into(), own.into(), 0u64.into(), libc::MS_BIND.into(), 0u64.into()];
+        self.call("bind the covers", libc::SYS_mount, &args, Expect::Ok);
+        let set = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC;
+        self.set_attributes("make the covers read-only".to_owned(), AT_FDCWD.into(), OWN, 0, set);
+        for entry in others {
             self.entry(entry, &sources, &mounts);
         }
         self.wall = Wall::Root;
-        // What covers files is a mount of its own, and so are its copies.
-        let fence = self.text(FENCE.trim_start_matches('/'));
-        let args = [fence.into(), fence.into(), 0u64.into(), libc::MS_BIND.into(), 0u64.into()];
-        self.call("bind the fence", libc::SYS_mount, &args, Expect::Ok);
-        self.read_only(fence, FENCE, Expect::Ok);
         let root = self.text("/");
         self.call("chdir /", libc::SYS_chdir, &[root.into()], Expect::Ok);
         let read_only = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV;
@@ -185,7 +194,7 @@ impl Writer<'_> {
         let view = &self.plan.view;
         let own: Vec<&Entry> = view.iter().filter(|entry| is_own(entry, view)).collect();
         let is_in_proc = |entry: &&&Entry| match entry {
-            Entry::Mask { path, .. } | Entry::ReadOnly { path } => is_in_proc(path),
+            Entry::Mask { path, .. } => is_in_proc(path),
             _ => false,
         };
         self.scratch();
@@ -194,11 +203,14 @@ impl Writer<'_> {
         }
         self.export(SCRATCH);
         // Without a pid namespace, a control, there is nothing it could show.
-        let proc = self.plan.asks_for(Wall::Pid).then(|| self.make_proc());
-        self.wall = Wall::Root;
-        self.unmount(SOURCES);
-        if let Some(proc) = proc {
+        if self.plan.asks_for(Wall::Pid) {
+            let proc = self.make_proc();
+            // From here on the sources are out of everybody's reach: nobody inside can take a mount away. To unmount them
+            // would be to wait for every processor.
             self.attach(proc, PROC.as_bytes(), PROC);
+        } else {
+            self.wall = Wall::Root;
+            self.unmount(SOURCES);
         }
         for entry in own.iter().filter(is_in_proc) {
             self.entry(entry, &BTreeMap::new(), mounts);
@@ -214,7 +226,7 @@ impl Writer<'_> {
         let context = self.call_keep("open a proc filesystem", libc::SYS_fsopen, &[kind.into(), FSOPEN_CLOEXEC.into()]);
         let args = [context.into(), FSCONFIG_CMD_CREATE.into(), 0u64.into(), 0u64.into(), 0.into()];
         self.call("make a proc filesystem", libc::SYS_fsconfig, &args, Expect::Ok);
-        let attributes = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC;
+        let attributes = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC;
         let args = [context.into(), FSMOUNT_CLOEXEC.into(), attributes.into()];
         self.call_keep("mount a proc filesystem", libc::SYS_fsmount, &args)
     }
@@ -457,42 +469,16 @@ impl Writer<'_> {
             }
             // Mounted between what is on scratch and what is in it.
             Entry::Proc => {}
-            Entry::ReadOnly { path } => {
-                let (path, name) = self.inside(path);
-                let at = self.text(&path);
-                let flags = libc::MS_BIND | libc::MS_REC;
-                let args = [at.into(), at.into(), 0u64.into(), flags.into()];
-                let expect = Expect::OkOr(&[ENOENT]);
-                self.call(format!("bind {name}"), libc::SYS_mount, &args, expect);
-                self.read_only(at, &name, expect);
-            }
             Entry::Mask { path, directory, required } => {
                 let (path, name) = self.inside(path);
                 let at = self.text(&path);
-                let (source, kind, flags) = if *directory {
-                    let tmpfs = self.text("tmpfs");
-                    let flags = libc::MS_RDONLY | libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
-                    (tmpfs, tmpfs.into(), flags)
-                } else {
-                    (self.text(FENCE.trim_start_matches('/')), Arg::from(0u64), libc::MS_BIND)
-                };
-                let args = [source.into(), at.into(), kind, flags.into(), 0u64.into()];
+                let cover = self.text(if *directory { NOTHING } else { FENCE });
+                let args = [cover.into(), at.into(), 0u64.into(), libc::MS_BIND.into(), 0u64.into()];
                 // What this kernel does not have need not be covered; what is hidden on purpose must be.
                 let expect = if *required { Expect::Ok } else { Expect::OkOr(&[ENOENT, ENOTDIR]) };
                 self.call(format!("cover {name}"), libc::SYS_mount, &args, expect);
             }
         }
-    }
-
-    fn read_only(&mut self, at: Addr, name: &str, expect: Expect) {
-        let set = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC;
-        let attributes = self.program.words(&[set, 0, 0, 0]);
-        self.call(
-            format!("make {name} read-only"),
-            libc::SYS_mount_setattr,
-            &[AT_FDCWD.into(), at.into(), AT_RECURSIVE.into(), attributes.into(), 32u64.into()],
-            expect,
-        );
     }
 
     fn attach(&mut self, from: Slot, path: &[u8], name: &str) {

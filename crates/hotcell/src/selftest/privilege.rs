@@ -158,7 +158,7 @@ pub(super) fn attempts() -> Vec<Attempt> {
             "steer the kernel's choice of whom to kill",
             "write",
             |_| words(&["/proc/self/oom_score_adj"]),
-            &[Wall::Landlock],
+            &[Wall::Root, Wall::Landlock],
         ),
         probe(
             "C14.root",

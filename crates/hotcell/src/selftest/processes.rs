@@ -75,8 +75,8 @@ pub(super) fn attempts() -> Vec<Attempt> {
 
 fn first_process(bench: &Bench) -> Verdict {
     let inside = bench.tries(bench.whole(), "write", &["/proc/1/exe", "/proc/1/mem"]).map(|tries| tries.through());
-    // The control: the memory of a process that is the guest's own, past the fence that grants nobody writing to /proc.
-    both(inside, bench.tries(omit(bench.bare(), &[Wall::Landlock]), "write", &["/proc/self/mem"]))
+    // The control: the memory of a process that is the guest's own, past both walls that let nobody write to /proc.
+    both(inside, bench.tries(omit(bench.bare(), &[Wall::Root, Wall::Landlock]), "write", &["/proc/self/mem"]))
 }
 
 /// A program of the host's that the cell may use.

@@ -62,7 +62,7 @@ pub(super) fn attempts() -> Vec<Attempt> {
             "W.landlock",
             "read what the view has and no fence grants",
             "open",
-            |_| vec!["/.hotcell".into()],
+            |_| vec!["/.hotcell/file".into()],
             &[Wall::Landlock],
         ),
         other("W.rlimits", "open more descriptors than allowed", |bench| {
