@@ -7,15 +7,17 @@
 //!
 //! A cell's group is nested in the group hotcell itself runs in. On v2 a group that holds processes may not have
 //! children with controllers, so there it is made directly below the root of the tree if that is allowed. No other
-//! group is touched. On v2 the cell is cloned straight into its group. On v1 there is no such clone: init enters by writing to
-//! `cgroup.procs`, which takes a lock of the whole machine and milliseconds at worst.
+//! group is touched. On v2 the cell is cloned straight into its group. On v1 there is no such clone: init enters by itself,
+//! through descriptors that come with the order to make the cell.
 //!
 //! Where a group with all three controllers cannot be made, there is none: limits are then held by
 //! `watch`, and the report says so.
 
 use std::cell::Cell;
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -142,21 +144,36 @@ pub enum NoGroup {
 /// The group of one cell.
 #[derive(Debug)]
 pub struct Group {
-    memory: PathBuf,
-    pids: PathBuf,
+    place: Place,
+    limits: Limits,
     /// Every directory made for this cell.
     directories: Vec<PathBuf>,
-    /// v1 directories the cell's init must enter by itself.
-    enter: Vec<PathBuf>,
-    /// The unified directory the cell is cloned into.
-    clone_into: Option<PathBuf>,
-    /// The v1 cpu group; none on v2, where one directory has all controllers.
-    cpu_v1: Option<PathBuf>,
-    /// Where processor time is counted on v1 alone.
-    cpuacct: Option<PathBuf>,
-    /// What was counted before the cell that is in it now.
+    /// The unified directory, which the cell is cloned into.
+    unified: Option<PathBuf>,
+    /// What the cell's init needs to be in it; see [`Group::doors`].
+    doors: Vec<OwnedFd>,
+    counters: Counters,
+    /// What was counted before what is in it now.
     before: Sample,
     is_used_up: Cell<bool>,
+}
+
+/// Where a group is.
+#[derive(Clone, Debug)]
+enum Place {
+    /// A directory for each controller.
+    V1 { memory: PathBuf, pids: PathBuf, cpu: PathBuf, cpuacct: Option<PathBuf> },
+    /// One for all.
+    V2 { directory: PathBuf },
+}
+
+/// How a cell's init comes into a group: in the order of [`Group::doors`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Doors {
+    /// So many v1 groups, for each its `tasks` and its list.
+    pub(crate) n_entered: usize,
+    /// Whether the unified directory and its list follow.
+    pub(crate) is_born_into: bool,
 }
 
 /// What the kernel counts about a group right now.
@@ -177,97 +194,77 @@ pub struct Sample {
 impl Group {
     /// Makes a group named `name` with these limits, or nothing at all.
     pub fn create(layout: &Layout, name: &str, limits: &Limits) -> Result<Group, NoGroup> {
-        let mut made = Made(Vec::new());
-        let group = match layout.version() {
-            Version::V2 => Group::create_v2(layout, name, limits, &mut made),
-            _ => Group::create_v1(layout, name, limits, &mut made),
-        }?;
-        made.0.clear();
-        Ok(group)
+        match layout.version() {
+            Version::V2 => Group::create_v2(layout, name, limits),
+            _ => Group::create_v1(layout, name, limits),
+        }
     }
 
-    fn create_v1(layout: &Layout, name: &str, limits: &Limits, made: &mut Made) -> Result<Group, NoGroup> {
-        let mut sub = |parent: &Option<PathBuf>, controller| match parent {
-            Some(parent) => made.directory(parent.join(name)),
+    fn create_v1(layout: &Layout, name: &str, limits: &Limits) -> Result<Group, NoGroup> {
+        let sub = |parent: &Option<PathBuf>, controller| match parent {
+            Some(parent) => Ok(parent.join(name)),
             None => Err(NoGroup::NoController(controller)),
         };
-        let memory = sub(&layout.memory_v1, "memory")?;
-        let pids = sub(&layout.pids_v1, "pids")?;
-        let cpu = sub(&layout.cpu_v1, "cpu")?;
-        write(&memory, "memory.limit_in_bytes", limits.memory.0)?;
-        if memory.join("memory.memsw.limit_in_bytes").exists() {
-            write(&memory, "memory.memsw.limit_in_bytes", limits.memory.0)?;
-        }
-        write(&pids, "pids.max", pids_max(limits))?;
-        write(&cpu, "cpu.cfs_period_us", PERIOD_US)?;
-        write(&cpu, "cpu.cfs_quota_us", quota_us(limits))?;
-        // The unified tree beside them adds one kill for all and the processor time, without any controller.
-        let clone_into = layout.unified.as_ref().and_then(|parent| made.directory(parent.join(name)).ok());
-        let mut enter = vec![memory.clone(), pids.clone(), cpu.clone()];
-        // Where there is no unified tree, the processor time is counted by a controller of its own.
-        let cpuacct = match (&clone_into, &layout.cpuacct_v1) {
-            (Some(_), _) => None,
-            (None, Some(parent)) => Some(made.directory(parent.join(name))?),
-            (None, None) => return Err(NoGroup::NoController("cpuacct")),
+        let unified = layout.unified.as_ref().map(|parent| parent.join(name));
+        let place = Place::V1 {
+            memory: sub(&layout.memory_v1, "memory")?,
+            pids: sub(&layout.pids_v1, "pids")?,
+            cpu: sub(&layout.cpu_v1, "cpu")?,
+            // Where there is no unified tree, the processor time is counted by a controller of its own.
+            cpuacct: if unified.is_none() { Some(sub(&layout.cpuacct_v1, "cpuacct")?) } else { None },
         };
-        enter.extend(cpuacct.clone());
-        enter.sort_unstable();
-        enter.dedup();
-        let (before, is_used_up) = (Sample::default(), Cell::new(false));
-        let (directories, cpu_v1) = (made.0.clone(), Some(cpu));
-        Ok(Group { directories, enter, clone_into, cpu_v1, cpuacct, memory, pids, before, is_used_up })
+        match Group::make(place.clone(), unified.clone(), limits) {
+            // The unified tree beside them adds one kill for all and the processor time, and may be closed to us.
+            Err(NoGroup::Refused { path, .. }) if unified.is_some_and(|unified| path.starts_with(unified)) => {
+                let Place::V1 { memory, pids, cpu, .. } = place else { unreachable!("made above") };
+                let cpuacct = Some(sub(&layout.cpuacct_v1, "cpuacct")?);
+                Group::make(Place::V1 { memory, pids, cpu, cpuacct }, None, limits)
+            }
+            made => made,
+        }
     }
 
-    fn create_v2(layout: &Layout, name: &str, limits: &Limits, made: &mut Made) -> Result<Group, NoGroup> {
+    fn create_v2(layout: &Layout, name: &str, limits: &Limits) -> Result<Group, NoGroup> {
         // Beside us if our own group may have children with controllers, else directly below the root of the tree.
         let parents = [layout.unified.as_deref(), layout.unified_root.as_deref()];
         let mut refusal = NoGroup::NoController("memory");
         for parent in parents.into_iter().flatten() {
-            match Group::create_v2_below(parent, name, limits, made) {
+            let made = enable_controllers(parent).and_then(|()| {
+                let directory = parent.join(name);
+                Group::make(Place::V2 { directory: directory.clone() }, Some(directory), limits)
+            });
+            match made {
                 Ok(group) => return Ok(group),
                 Err(error) => refusal = error,
             }
-            made.remove();
         }
         Err(refusal)
     }
 
-    fn create_v2_below(parent: &Path, name: &str, limits: &Limits, made: &mut Made) -> Result<Group, NoGroup> {
-        let enabled = fs::read_to_string(parent.join("cgroup.subtree_control")).unwrap_or_default();
-        for controller in ["memory", "pids", "cpu"] {
-            if !enabled.split_whitespace().any(|one| one == controller) {
-                write(parent, "cgroup.subtree_control", format!("+{controller}"))?;
-            }
+    /// Makes the directories and sets the limits, or leaves nothing.
+    fn make(place: Place, unified: Option<PathBuf>, limits: &Limits) -> Result<Group, NoGroup> {
+        let mut made = Made(Vec::new());
+        for directory in place.controlled().into_iter().chain(unified.as_deref()) {
+            made.directory(directory)?;
         }
-        let directory = made.directory(parent.join(name))?;
-        write(&directory, "memory.max", limits.memory.0)?;
-        if directory.join("memory.swap.max").exists() {
-            write(&directory, "memory.swap.max", 0)?;
-        }
-        write(&directory, "memory.oom.group", 1)?;
-        write(&directory, "pids.max", pids_max(limits))?;
-        write(&directory, "cpu.max", format!("{} {PERIOD_US}", quota_us(limits)))?;
-        Ok(Group {
-            memory: directory.clone(),
-            pids: directory.clone(),
-            directories: made.0.clone(),
-            enter: Vec::new(),
-            clone_into: Some(directory),
-            cpu_v1: None,
-            cpuacct: None,
-            before: Sample::default(),
-            is_used_up: Cell::new(false),
-        })
+        place.limit(limits)?;
+        let doors = doors(&place, unified.as_deref())?;
+        let counters = Counters::open(&place, unified.as_deref());
+        let directories = std::mem::take(&mut made.0);
+        let (limits, before, is_used_up) = (limits.clone(), Sample::default(), Cell::new(false));
+        Ok(Group { place, limits, directories, unified, doors, counters, before, is_used_up })
     }
 
-    /// The v1 directories init must enter.
-    pub fn enter(&self) -> &[PathBuf] {
-        &self.enter
+    /// What a cell's init needs: of each v1 group `tasks` to enter it and the list to see itself in it; then the unified
+    /// directory to be born into and its list.
+    pub(crate) fn doors(&self) -> &[OwnedFd] {
+        &self.doors
     }
 
-    /// The v2 directory to clone into.
-    pub fn clone_into(&self) -> Option<&Path> {
-        self.clone_into.as_deref()
+    /// What is behind the doors.
+    pub(crate) fn ways_in(&self) -> Doors {
+        let n_entered = self.place.entered().len();
+        Doors { n_entered, is_born_into: self.unified.is_some() }
     }
 
     /// Every directory of this group.
@@ -275,27 +272,36 @@ impl Group {
         &self.directories
     }
 
-    /// Makes it ready for another cell, when the one in it is gone: whether everything it counts from now on is that
-    /// cell's. The kernel's peaks can be lowered on v1 for memory alone, so a group that had more processes than any
-    /// cell must have is used up, and so is one that keeps much of what it had in memory.
-    pub fn renew(&mut self) -> bool {
-        if self.is_used_up.get() || self.cpu_v1.is_none() {
+    /// Makes it ready for another cell, when the one in it is gone: everything it counts from now on is that cell's. The
+    /// kernel's peaks can be lowered on v1 for memory alone, so a group that had more processes than any cell must
+    /// have is made anew, and so is one that keeps much of what it had in memory.
+    pub(crate) fn renew(&mut self) -> Result<(), NoGroup> {
+        if self.can_go_on() {
+            return Ok(());
+        }
+        remove_all(&self.directories)?;
+        *self = Group::make(self.place.clone(), self.unified.clone(), &self.limits)?;
+        Ok(())
+    }
+
+    fn can_go_on(&mut self) -> bool {
+        let Place::V1 { memory, .. } = &self.place else { return false };
+        if self.is_used_up.get() {
             return false;
         }
-        let residue = || read(&self.memory, "memory.usage_in_bytes").trim().parse().unwrap_or(u64::MAX);
-        if residue() > RESIDUE_MAX {
+        if self.counters.residue() > RESIDUE_MAX {
             // Pages of files that are in no cell any more; what cannot be given back shows below.
-            let _as_far_as_can_be = write(&self.memory, "memory.force_empty", 0);
+            let _as_far_as_can_be = write(memory, "memory.force_empty", 0);
         }
-        let is_lowered = residue() <= RESIDUE_MAX && write(&self.memory, "memory.max_usage_in_bytes", 0).is_ok();
-        self.before = Sample { pids_peak: None, memory_peak: None, ..self.count() };
-        let peak = read(&self.pids, "pids.peak").trim().parse::<u64>().unwrap_or(u64::MAX);
-        is_lowered && peak <= N_OURS + 1
+        let is_lowered = self.counters.residue() <= RESIDUE_MAX && self.counters.lower_memory_peak();
+        let now = self.counters.read();
+        self.before = Sample { pids_peak: None, ..now };
+        is_lowered && now.pids_peak.is_some_and(|peak| peak <= 1)
     }
 
     /// What the kernel has counted of the cell that is in it so far.
     pub fn sample(&self) -> Sample {
-        let now = self.count();
+        let now = self.counters.read();
         Sample {
             oom_kills: now.oom_kills - self.before.oom_kills.min(now.oom_kills),
             pids_refused: now.pids_refused - self.before.pids_refused.min(now.pids_refused),
@@ -304,35 +310,16 @@ impl Group {
         }
     }
 
-    fn count(&self) -> Sample {
-        let cpu_stat = self.clone_into().map(|directory| read(directory, "cpu.stat")).unwrap_or_default();
-        let (events, peak) = if self.cpu_v1.is_some() {
-            (read(&self.memory, "memory.oom_control"), read(&self.memory, "memory.max_usage_in_bytes"))
-        } else {
-            (read(&self.memory, "memory.events"), read(&self.memory, "memory.peak"))
-        };
-        Sample {
-            oom_kills: field(&events, "oom_kill").unwrap_or(0),
-            pids_refused: field(&read(&self.pids, "pids.events"), "max").unwrap_or(0),
-            memory_peak: peak.trim().parse().ok(),
-            pids_peak: read(&self.pids, "pids.peak").trim().parse::<u64>().ok().map(|n| n.saturating_sub(N_OURS)),
-            cpu_us: match &self.cpuacct {
-                Some(directory) => read(directory, "cpuacct.usage").trim().parse::<u64>().ok().map(|ns| ns / 1000),
-                None => field(&cpu_stat, "usage_usec"),
-            },
-        }
-    }
-
     /// Kills every process of the group at once, where the kernel can.
     pub fn kill(&self) {
         self.is_used_up.set(true);
         // A throttled process dies only when it is its turn to run again: let it.
-        let (path, value) = match &self.cpu_v1 {
-            Some(cpu) => (cpu.join("cpu.cfs_quota_us"), "-1"),
-            None => (self.memory.join("cpu.max"), "max"),
+        let (path, value) = match &self.place {
+            Place::V1 { cpu, .. } => (cpu.join("cpu.cfs_quota_us"), "-1"),
+            Place::V2 { directory } => (directory.join("cpu.max"), "max"),
         };
         let _dies_later = fs::write(path, value);
-        if let Some(directory) = self.clone_into() {
+        if let Some(directory) = &self.unified {
             // Kernels before 5.14 have no such file; the pid namespace's init is killed as well.
             let _killed_otherwise = fs::write(directory.join("cgroup.kill"), "1");
         }
@@ -342,6 +329,149 @@ impl Group {
     pub fn remove(self) -> Result<(), NoGroup> {
         remove_all(&self.directories)
     }
+}
+
+impl Place {
+    /// The directories that have controllers.
+    fn controlled(&self) -> Vec<&Path> {
+        match self {
+            Place::V1 { memory, pids, cpu, cpuacct } => {
+                [Some(memory), Some(pids), Some(cpu), cpuacct.as_ref()].into_iter().flatten().map(|path| &**path).collect()
+            }
+            Place::V2 { directory } => vec![directory],
+        }
+    }
+
+    /// The v1 directories the cell's init must enter by itself, each once.
+    fn entered(&self) -> Vec<&Path> {
+        match self {
+            Place::V1 { .. } => {
+                let mut entered = self.controlled();
+                entered.sort_unstable();
+                entered.dedup();
+                entered
+            }
+            Place::V2 { .. } => Vec::new(),
+        }
+    }
+
+    fn limit(&self, limits: &Limits) -> Result<(), NoGroup> {
+        match self {
+            Place::V1 { memory, pids, cpu, .. } => {
+                write(memory, "memory.limit_in_bytes", limits.memory.0)?;
+                write_if_there(memory, "memory.memsw.limit_in_bytes", limits.memory.0)?;
+                write(pids, "pids.max", pids_max(limits))?;
+                // The period is the kernel's default, which is a tenth of a second.
+                write(cpu, "cpu.cfs_quota_us", quota_us(limits))
+            }
+            Place::V2 { directory } => {
+                write(directory, "memory.max", limits.memory.0)?;
+                write_if_there(directory, "memory.swap.max", 0)?;
+                write(directory, "memory.oom.group", 1)?;
+                write(directory, "pids.max", pids_max(limits))?;
+                write(directory, "cpu.max", format!("{} {PERIOD_US}", quota_us(limits)))
+            }
+        }
+    }
+}
+
+fn enable_controllers(parent: &Path) -> Result<(), NoGroup> {
+    let enabled = fs::read_to_string(parent.join("cgroup.subtree_control")).unwrap_or_default();
+    for controller in ["memory", "pids", "cpu"] {
+        if !enabled.split_whitespace().any(|one| one == controller) {
+            write(parent, "cgroup.subtree_control", format!("+{controller}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn doors(place: &Place, unified: Option<&Path>) -> Result<Vec<OwnedFd>, NoGroup> {
+    let open = |path: PathBuf, write: bool| match File::options().read(!write).write(write).open(&path) {
+        Ok(file) => Ok(OwnedFd::from(file)),
+        Err(source) => Err(NoGroup::Refused { what: "open", path, source }),
+    };
+    let mut doors = Vec::new();
+    for directory in place.entered() {
+        doors.push(open(directory.join("tasks"), true)?);
+        doors.push(open(directory.join("cgroup.procs"), false)?);
+    }
+    if let Some(directory) = unified {
+        doors.push(open(directory.to_owned(), false)?);
+        doors.push(open(directory.join("cgroup.procs"), false)?);
+    }
+    Ok(doors)
+}
+
+/// The files that a group's numbers are read from, kept open: they are read after every run, and while it runs.
+#[derive(Debug)]
+struct Counters {
+    memory_events: Option<File>,
+    memory_peak: Option<File>,
+    memory_usage: Option<File>,
+    pids_events: Option<File>,
+    pids_peak: Option<File>,
+    cpu_stat: Option<File>,
+    cpuacct_usage: Option<File>,
+}
+
+impl Counters {
+    fn open(place: &Place, unified: Option<&Path>) -> Counters {
+        let open = |directory: &Path, name: &str| File::open(directory.join(name)).ok();
+        let cpu_stat = unified.and_then(|directory| open(directory, "cpu.stat"));
+        match place {
+            Place::V1 { memory, pids, cpuacct, .. } => Counters {
+                memory_events: open(memory, "memory.oom_control"),
+                // Writing to it lowers it.
+                memory_peak: File::options().read(true).write(true).open(memory.join("memory.max_usage_in_bytes")).ok(),
+                memory_usage: open(memory, "memory.usage_in_bytes"),
+                pids_events: open(pids, "pids.events"),
+                pids_peak: open(pids, "pids.peak"),
+                cpu_stat,
+                cpuacct_usage: cpuacct.as_ref().and_then(|directory| open(directory, "cpuacct.usage")),
+            },
+            Place::V2 { directory } => Counters {
+                memory_events: open(directory, "memory.events"),
+                memory_peak: open(directory, "memory.peak"),
+                memory_usage: None,
+                pids_events: open(directory, "pids.events"),
+                pids_peak: open(directory, "pids.peak"),
+                cpu_stat,
+                cpuacct_usage: None,
+            },
+        }
+    }
+
+    fn read(&self) -> Sample {
+        let text = |file: &Option<File>| file.as_ref().map(pread).unwrap_or_default();
+        let number = |file: &Option<File>| text(file).trim().parse::<u64>().ok();
+        Sample {
+            oom_kills: field(&text(&self.memory_events), "oom_kill").unwrap_or(0),
+            pids_refused: field(&text(&self.pids_events), "max").unwrap_or(0),
+            memory_peak: number(&self.memory_peak),
+            pids_peak: number(&self.pids_peak).map(|n| n.saturating_sub(N_OURS)),
+            cpu_us: match &self.cpuacct_usage {
+                Some(_) => number(&self.cpuacct_usage).map(|ns| ns / 1000),
+                None => field(&text(&self.cpu_stat), "usage_usec"),
+            },
+        }
+    }
+
+    /// What the group holds in memory now.
+    fn residue(&self) -> u64 {
+        self.memory_usage.as_ref().and_then(|file| pread(file).trim().parse().ok()).unwrap_or(u64::MAX)
+    }
+
+    fn lower_memory_peak(&self) -> bool {
+        self.memory_peak.as_ref().is_some_and(|file| file.write_at(b"0", 0).is_ok())
+    }
+}
+
+/// A counter's file, from its start.
+fn pread(file: &File) -> String {
+    let mut bytes = [0; 4096];
+    // A group that is gone counts nothing.
+    let n = file.read_at(&mut bytes, 0).unwrap_or(0);
+    String::from_utf8_lossy(&bytes[..n]).into_owned()
 }
 
 /// Removes empty groups. A group stays busy for a moment after its last process is reaped.
@@ -386,19 +516,22 @@ const N_OURS: u64 = 1;
 struct Made(Vec<PathBuf>);
 
 impl Made {
-    fn directory(&mut self, path: PathBuf) -> Result<PathBuf, NoGroup> {
-        match fs::create_dir(&path) {
+    fn directory(&mut self, path: &Path) -> Result<(), NoGroup> {
+        match fs::create_dir(path) {
             Ok(()) => {
-                self.0.push(path.clone());
-                Ok(path)
+                self.0.push(path.to_owned());
+                Ok(())
             }
             // Controllers mounted together share one directory.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && self.0.contains(&path) => Ok(path),
-            Err(source) => Err(NoGroup::Refused { what: "make", path, source }),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && self.0.iter().any(|made| made == path) => Ok(()),
+            Err(source) => Err(NoGroup::Refused { what: "make", path: path.to_owned(), source }),
         }
     }
 
-    fn remove(&mut self) {
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
         for path in self.0.drain(..) {
             // Empty and ours; if the kernel keeps it a moment longer, the next sweep finds it.
             let _swept_later = fs::remove_dir(path);
@@ -406,19 +539,17 @@ impl Made {
     }
 }
 
-impl Drop for Made {
-    fn drop(&mut self) {
-        self.remove();
-    }
-}
-
 fn write(directory: &Path, file: &str, value: impl ToString) -> Result<(), NoGroup> {
     let path = directory.join(file);
-    fs::write(&path, value.to_string()).map_err(|source| NoGroup::Refused { what: "write", path, source })
+    let written = File::options().write(true).open(&path).and_then(|mut file| file.write_all(value.to_string().as_bytes()));
+    written.map_err(|source| NoGroup::Refused { what: "write", path, source })
 }
 
-fn read(directory: &Path, file: &str) -> String {
-    fs::read_to_string(directory.join(file)).unwrap_or_default()
+fn write_if_there(directory: &Path, file: &str, value: impl ToString) -> Result<(), NoGroup> {
+    match write(directory, file, value) {
+        Err(NoGroup::Refused { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(()),
+        written => written,
+    }
 }
 
 fn field(text: &str, name: &str) -> Option<u64> {

@@ -1,7 +1,7 @@
 //! A pool: stations of one plan that are kept open, so that a run waits for nothing that could be done before.
 //!
 //! ```text
-//!            ┌──── ready ◀──── keeper: settle, renew (or open anew), raise ◀────┐
+//!            ┌──── ready ◀──── keeper: renew (or open anew), raise ◀────┐
 //! run ──────▶│ a station, and in it a cell that stands ─▶ command ─▶ report ────┤ back to the keeper
 //! ```
 //!
@@ -179,7 +179,7 @@ impl Drop for Pool {
 
 /// Makes a station ready again, or opens another in its place.
 fn keep(plan: &Plan, shared: &Shared, station: Option<Station>, ahead: Ahead) {
-    let again = station.and_then(|mut station| (station.settle().is_ok() && station.renew()).then_some(station));
+    let again = station.and_then(|mut station| station.renew().is_ok().then_some(station));
     let made = match again {
         Some(station) => {
             shared.renewed.fetch_add(1, Ordering::Relaxed);

@@ -181,6 +181,15 @@ impl<L: Clone> Program<L> {
         Slot(self.data.base + (std::mem::offset_of!(Header, inputs) + 8 * n) as u64)
     }
 
+    /// The nth descriptor that comes with the order to make a cell.
+    ///
+    /// # Panics
+    /// If there are never so many.
+    pub fn cell_input(&self, n: usize) -> Slot {
+        assert!(n < wire::CELL_INPUTS_MAX, "a cell comes with at most {} descriptors", wire::CELL_INPUTS_MAX);
+        Slot(self.data.base + (std::mem::offset_of!(Header, cell_inputs) + 8 * n) as u64)
+    }
+
     /// Sets the `CLONE_NEW*` flags init is cloned with.
     pub fn clone_flags(&mut self, flags: u64) {
         self.clone_flags = flags;
@@ -385,7 +394,7 @@ fn wire_bytes<T: WireType>(value: &T) -> &[u8] {
 pub(crate) unsafe trait WireType: Copy {}
 // SAFETY: u64, i64 and pairs of u32; the size check below leaves no room for padding.
 unsafe impl WireType for Header {}
-const _: () = assert!(size_of::<Header>() == 8 * (2 + 5 + 2 + wire::EXPORTS_MAX + 1 + wire::INPUTS_MAX + 2));
+const _: () = assert!(size_of::<Header>() == 8 * (2 + 5 + 2 + wire::EXPORTS_MAX + 1 + wire::INPUTS_MAX + wire::CELL_INPUTS_MAX + 2));
 // SAFETY: thirteen eight-byte integers and a pair of u32.
 unsafe impl WireType for Op {}
 const _: () = assert!(size_of::<Op>() == 8 * (1 + 6 + 1 + 4 + 2));

@@ -144,10 +144,12 @@ impl Spawner {
         send_image(&self.control, wire::COMMAND_PROGRAM, image, inputs)
     }
 
-    /// Has a cell made. The one before it must be reaped.
-    pub fn raise(&mut self) -> io::Result<Line> {
+    /// Has a cell made, with the descriptors its init needs. The one before it must be reaped.
+    pub fn raise(&mut self, inputs: &[OwnedFd]) -> io::Result<Line> {
+        assert!(inputs.len() <= wire::CELL_INPUTS_MAX, "a cell comes with at most {}", wire::CELL_INPUTS_MAX);
         let (ours, theirs) = pair()?;
-        send(&self.control, wire::COMMAND_CELL, 0, &[theirs.as_fd()])?;
+        let fds: Vec<BorrowedFd<'_>> = std::iter::once(&theirs).chain(inputs).map(AsFd::as_fd).collect();
+        send(&self.control, wire::COMMAND_CELL, 0, &fds)?;
         Ok(Line { socket: ours })
     }
 

@@ -22,6 +22,8 @@ pub const CONTROL_FD: i32 = 0;
 pub const PAYLOAD_CONTROL_FD: i32 = 15;
 /// How many descriptors may come with an image, beside its own.
 pub const INPUTS_MAX: usize = 12;
+/// How many descriptors may come with the order to make a cell, beside its line.
+pub const CELL_INPUTS_MAX: usize = 10;
 /// How many descriptors a finished set-up may hand back.
 pub const EXPORTS_MAX: usize = 4;
 /// `Op::call` for comparing memory: `args` are two addresses and a length.
@@ -64,6 +66,8 @@ pub struct Header {
     pub n_exports: u64,
     /// The descriptors that came with the image, written by whoever received them.
     pub inputs: [i64; INPUTS_MAX],
+    /// The descriptors that came with the order to make a cell, likewise.
+    pub cell_inputs: [i64; CELL_INPUTS_MAX],
     /// In an image of a command: how long it may run if its supervisor does not end it.
     pub life_ms_max: u64,
     /// In an image of a command: whether the cell ends with it.
@@ -117,7 +121,7 @@ pub struct Command {
 pub const COMMAND_HOLD: u64 = 1;
 /// To the spawner: take the image of a cell, which comes as the first descriptor, and make its template.
 pub const COMMAND_PROGRAM: u64 = 2;
-/// To the spawner: make a cell; its init gets the socket that comes along.
+/// To the spawner: make a cell; its init gets the socket that comes first, and the other descriptors.
 pub const COMMAND_CELL: u64 = 3;
 /// To the spawner: init's last numbers were read: reap it and say what it used.
 pub const COMMAND_REAP: u64 = 4;

@@ -52,7 +52,7 @@ fn run(cell: &Program<&'static str>, command: &Program<&'static str>, inputs: &[
     let (cell, command) = (cell.image(), command.image());
     let mut spawner = Spawner::start().expect("the stub starts");
     spawner.prepare(&cell, &[]).expect("the program is sent");
-    let line = spawner.raise().expect("a cell is asked for");
+    let line = spawner.raise(&[]).expect("a cell is asked for");
     line.run(&command, inputs).expect("the command is sent");
     let seen = said(&line, &cell, &command);
     reaped(&mut spawner);
@@ -79,7 +79,7 @@ fn a_spawner_makes_one_cell_after_the_other_and_a_cell_runs_one_command_after_th
     let mut spawner = Spawner::start().expect("the stub starts");
     spawner.prepare(&cell, &[]).expect("the program is sent");
     for _ in 0..2 {
-        let line = spawner.raise().expect("a cell is asked for");
+        let line = spawner.raise(&[]).expect("a cell is asked for");
         assert!(matches!(line.next_event().expect("event"), Some(LineEvent::Ready(_))));
         for (command, expected) in commands.iter().zip([0, 0x100, 0]) {
             line.run(command, &[writer.as_fd()]).expect("the command is sent");
@@ -129,7 +129,7 @@ fn dropping_the_spawner_ends_what_it_started() {
     program.clone_flags(i64::from(libc::CLONE_NEWUSER | libc::CLONE_NEWPID).cast_unsigned());
     let mut spawner = Spawner::start().expect("the stub starts");
     spawner.prepare(&program.image(), &[]).expect("the program is sent");
-    let line = spawner.raise().expect("a cell is asked for");
+    let line = spawner.raise(&[]).expect("a cell is asked for");
     let Some(Event::Spawned { pid, .. }) = spawner.next_event().expect("event") else { panic!("not spawned") };
     assert!(matches!(line.next_event().expect("event"), Some(LineEvent::Ready(_))));
     let (_reader, writer) = std::io::pipe().expect("pipe");

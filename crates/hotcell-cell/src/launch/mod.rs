@@ -1,7 +1,7 @@
 //! A plan, written down as the syscalls that make it true.
 //!
 //! ```text
-//! template  open the cgroups → own user namespace → private mounts → open every source → new root → all of the view
+//! template  own user namespace → private mounts → open every source → new root → all of the view
 //!           that no cell changes → pivot → no capability can be had again → no new privileges
 //!           → syscall filter, but for what follows                                the spawner, once
 //! ahead     network, ipc, uts and time namespaces                                  the spawner, before each cell
@@ -20,7 +20,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use hotcell_sys::program::{Addr, Arg, Expect, Program, Slot, Stage};
@@ -56,7 +56,7 @@ pub(crate) struct Label {
 pub(crate) struct Making<'a> {
     /// The id a cell started by root gets.
     pub(crate) id: u32,
-    /// The cgroup, where there is one.
+    /// The cgroup of the first cell, where there is one. Those of the others have its name.
     pub(crate) group: Option<&'a Group>,
     /// For each owner whose files must appear as the cell's own: the number of the descriptor of
     /// the user namespace that says so.
@@ -105,7 +105,7 @@ pub(crate) fn id_map(owner: u32, id: u32) -> String {
 pub(crate) fn cell(plan: &Plan, making: &Making<'_>) -> Program<Label> {
     let mut out = Writer::new(Program::cell(), Stage::Template, plan, making);
     out.modes();
-    out.open_cgroups();
+    out.open_above();
     out.user_namespace();
     let mounts = if plan.asks_for(Wall::Mount) { out.template_mounts() } else { Mounts::default() };
     out.give_up_capabilities();
@@ -152,16 +152,11 @@ struct Writer<'a> {
     making: &'a Making<'a>,
     /// Of each cgroup directory, the one above it.
     above: BTreeMap<PathBuf, Slot>,
-    /// The way into each v1 group, and who is in it.
-    entered: Vec<(Slot, Slot)>,
-    /// Who is in the group that cells are cloned into.
-    born_into: Option<Slot>,
 }
 
 impl<'a> Writer<'a> {
     fn new(program: Program<Label>, stage: Stage, plan: &'a Plan, making: &'a Making<'a>) -> Writer<'a> {
-        let (above, entered, born_into) = (BTreeMap::new(), Vec::new(), None);
-        Writer { program, stage, wall: Wall::Cgroup, plan, making, above, entered, born_into }
+        Writer { program, stage, wall: Wall::Cgroup, plan, making, above: BTreeMap::new() }
     }
 
     fn call(&mut self, what: impl Into<Cow<'static, str>>, number: i64, args: &[Arg], expect: Expect) {
@@ -243,39 +238,18 @@ impl<'a> Writer<'a> {
         self.call("set the mode of new files", libc::SYS_umask, &[0o022.into()], Expect::Ok);
     }
 
-    /// Opens the groups while they are in sight. The spawner itself stays out of them: what it does for the next cell is
-    /// not charged to this one.
-    fn open_cgroups(&mut self) {
+    /// Opens what the groups are in, while it is in sight, for whoever must remove them.
+    fn open_above(&mut self) {
         self.wall = Wall::Cgroup;
         let Some(group) = self.making.group else { return };
         for directory in group.directories() {
             let Some(parent) = directory.parent() else { continue };
             let path = self.text(parent.as_os_str().as_bytes());
-            let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+            let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC;
             let args = [AT_FDCWD.into(), path.into(), flags.into()];
             let above = self.call_keep("open the group above", libc::SYS_openat, &args);
             self.above.insert(directory.clone(), above);
         }
-        for directory in group.enter() {
-            let path = self.text(directory.join("tasks").as_os_str().as_bytes());
-            let args = [AT_FDCWD.into(), path.into(), (libc::O_WRONLY | libc::O_CLOEXEC).into()];
-            let tasks = self.call_keep("open the group", libc::SYS_openat, &args);
-            let list = self.open_list(directory);
-            self.entered.push((tasks, list));
-        }
-        if let Some(directory) = group.clone_into() {
-            let path = self.text(directory.as_os_str().as_bytes());
-            let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
-            let fd = self.call_keep("open the cgroup", libc::SYS_openat, &[AT_FDCWD.into(), path.into(), flags.into()]);
-            self.program.clone_into_cgroup(fd);
-            self.born_into = Some(self.open_list(directory));
-        }
-    }
-
-    fn open_list(&mut self, directory: &Path) -> Slot {
-        let path = self.text(directory.join("cgroup.procs").as_os_str().as_bytes());
-        let args = [AT_FDCWD.into(), path.into(), (libc::O_RDONLY | libc::O_CLOEXEC).into()];
-        self.call_keep("open the group's list", libc::SYS_openat, &args)
     }
 
     /// The group was made for this process, so whoever is in it is this process.
@@ -288,19 +262,28 @@ impl<'a> Writer<'a> {
     }
 
     /// Init enters the v1 groups. Only a single thread that moves itself, by `tasks` and as `0`, does so without a lock of
-    /// the whole machine. It is born into the unified one.
+    /// the whole machine. It is born into the unified one. The spawner itself stays out of them: what it does for the
+    /// next cell is not charged to this one.
     fn enter_cgroups(&mut self) {
         self.wall = Wall::Cgroup;
-        let entered = std::mem::take(&mut self.entered);
-        for (tasks, _) in &entered {
-            let zero = self.program.data(b"0");
-            let args = [(*tasks).into(), zero.into(), 1u64.into()];
-            self.call("enter the group", libc::SYS_write, &args, Expect::Is(1));
-        }
-        let lists = entered.into_iter().map(|(_, list)| list).chain(self.born_into);
-        if self.plan.asks_for(Wall::Pid) {
-            for list in lists.collect::<Vec<Slot>>() {
-                self.prove_alone(list);
+        if let Some(ways_in) = self.making.group.map(Group::ways_in) {
+            let mut lists = Vec::new();
+            for number in 0..ways_in.n_entered {
+                let tasks = self.program.cell_input(2 * number);
+                let zero = self.program.data(b"0");
+                let args = [tasks.into(), zero.into(), 1u64.into()];
+                self.call("enter the group", libc::SYS_write, &args, Expect::Is(1));
+                lists.push(self.program.cell_input(2 * number + 1));
+            }
+            if ways_in.is_born_into {
+                let directory = self.program.cell_input(2 * ways_in.n_entered);
+                self.program.clone_into_cgroup(directory);
+                lists.push(self.program.cell_input(2 * ways_in.n_entered + 1));
+            }
+            if self.plan.asks_for(Wall::Pid) {
+                for list in lists {
+                    self.prove_alone(list);
+                }
             }
         }
         self.wall = Wall::CgroupNs;

@@ -1,7 +1,7 @@
 //! A station: a spawner with all that the cells of one plan share, from which cells are raised one after the other.
 //!
 //! ```text
-//! open: spawner, cgroups, template ─▶ raise ─▶ run ─▶ settle, renew ─▶ raise ─▶ …
+//! open: spawner, cgroups, template ─▶ raise ─▶ run ─▶ renew ─▶ raise ─▶ …
 //! ```
 
 use std::io;
@@ -126,7 +126,7 @@ impl Station {
     }
 
     /// Waits until the last cell, whose command has ended, is gone and reaped; then there can be another.
-    pub(crate) fn settle(&mut self) -> Result<(), RunError> {
+    fn settle(&mut self) -> Result<(), RunError> {
         while self.cell == Life::Raised {
             match self.spawner.next_event().map_err(platform("the cell's first process cannot be heard"))? {
                 Some(Event::Gone) => self.cell = Life::Gone,
@@ -139,14 +139,16 @@ impl Station {
         Ok(())
     }
 
-    /// Whether another cell can be raised whose counters are its own.
-    pub(crate) fn renew(&mut self) -> bool {
-        self.group.group.as_mut().is_none_or(Group::renew)
+    /// Makes way for another cell, whose counters are its own.
+    pub(crate) fn renew(&mut self) -> Result<(), RunError> {
+        self.settle()?;
+        self.group.group.as_mut().map_or(Ok(()), Group::renew).map_err(RunError::Cgroup)
     }
 
     /// Has a cell made. Commands can be sent to it at once: they begin when its walls stand.
     pub(crate) fn raise(&mut self) -> Result<Rising, RunError> {
-        let line = self.spawner.raise().map_err(platform("a cell cannot be asked for"))?;
+        let doors = self.group.group.as_ref().map(Group::doors).unwrap_or_default();
+        let line = self.spawner.raise(doors).map_err(platform("a cell cannot be asked for"))?;
         self.cell = Life::Raised;
         Ok(Rising { line, raised: None })
     }

@@ -137,10 +137,13 @@ pub(crate) unsafe fn spawner() -> ! {
                 run_or_fail(unsafe { interpret(header, header.ahead) });
                 program = Some(BASE);
             }
-            (COMMAND_CELL, Some(_)) if received.n_fds == 1 => {
+            (COMMAND_CELL, Some(_)) if received.n_fds >= 1 => {
                 // SAFETY: mapped and checked above, and only this process writes to it.
-                let header = unsafe { &*(BASE as *const Header) };
-                cell(header, received.fds[0], &alive);
+                let header = unsafe { &mut *(BASE as *mut Header) };
+                for (to, from) in header.cell_inputs.iter_mut().zip(received.inputs()) {
+                    *to = i64::from(*from);
+                }
+                cell(header, &received, &alive);
                 // SAFETY: as above. For the next one, while nobody waits.
                 run_or_fail(unsafe { interpret(header, header.ahead) });
             }
@@ -159,7 +162,8 @@ pub(crate) unsafe fn spawner() -> ! {
 }
 
 /// Makes a cell and waits until it is reaped.
-fn cell(header: &Header, line: i32, alive: &Alive) {
+fn cell(header: &Header, received: &Received, alive: &Alive) {
+    let line = received.fds[0];
     let mut pidfd: i32 = -1;
     let mut args = CloneArgs {
         flags: header.clone_flags | CLONE_PIDFD,
@@ -188,7 +192,9 @@ fn cell(header: &Header, line: i32, alive: &Alive) {
     if pid < 0 {
         fail(Fault { op: OP_CLONE, answer: pid });
     }
-    close(line);
+    for fd in received.fds.iter().take(received.n_fds) {
+        close(*fd);
+    }
     send(&Message { kind: MESSAGE_SPAWNED, value: pid, ..Message::default() }, &[pidfd]);
     watch(header, pid, pidfd);
     close(pidfd);
