@@ -145,7 +145,9 @@ pub enum NoGroup {
 #[derive(Debug)]
 pub struct Group {
     place: Place,
+    /// Those it was made with, and those that hold now.
     limits: Limits,
+    limits_now: Limits,
     /// Every directory made for this cell.
     directories: Vec<PathBuf>,
     /// The unified directory, which the cell is cloned into.
@@ -156,6 +158,7 @@ pub struct Group {
     /// What was counted before what is in it now.
     before: Sample,
     is_used_up: Cell<bool>,
+    is_released: Cell<bool>,
 }
 
 /// Where a group is.
@@ -248,11 +251,27 @@ impl Group {
             made.directory(directory)?;
         }
         place.limit(limits)?;
+        if let Place::V2 { directory } = &place {
+            // One for all.
+            write(directory, "memory.oom.group", 1)?;
+        }
         let doors = doors(&place, unified.as_deref())?;
         let counters = Counters::open(&place, unified.as_deref());
         let directories = std::mem::take(&mut made.0);
-        let (limits, before, is_used_up) = (limits.clone(), Sample::default(), Cell::new(false));
-        Ok(Group { place, limits, directories, unified, doors, counters, before, is_used_up })
+        let (limits_now, limits) = (limits.clone(), limits.clone());
+        let (before, is_used_up, is_released) = (Sample::default(), Cell::new(false), Cell::new(false));
+        Ok(Group {
+            place,
+            limits,
+            limits_now,
+            directories,
+            unified,
+            doors,
+            counters,
+            before,
+            is_used_up,
+            is_released,
+        })
     }
 
     /// What a cell's init needs: of each v1 group `tasks` to enter it and the list to see itself in it; then the unified
@@ -295,30 +314,59 @@ impl Group {
         }
         let is_lowered = self.counters.residue() <= RESIDUE_MAX && self.counters.lower_memory_peak();
         let now = self.counters.read();
-        self.before = Sample { pids_peak: None, ..now };
+        self.before = Sample { pids_peak: None, memory_peak: None, ..now };
         is_lowered && now.pids_peak.is_some_and(|peak| peak <= 1)
     }
 
-    /// What the kernel has counted of the cell that is in it so far.
-    pub fn sample(&self) -> Sample {
+    /// Makes it ready for another command of the cell that is in it: what is counted from now on is that command's, as
+    /// far as the kernel lets peaks be lowered, and its limits hold.
+    pub(crate) fn begin(&mut self, limits: &Limits) -> Result<(), NoGroup> {
+        if self.is_released.take() || self.limits_now != *limits {
+            self.place.limit(limits)?;
+            self.limits_now = limits.clone();
+        }
+        let is_lowered = self.counters.lower_memory_peak();
         let now = self.counters.read();
-        Sample {
-            oom_kills: now.oom_kills - self.before.oom_kills.min(now.oom_kills),
-            pids_refused: now.pids_refused - self.before.pids_refused.min(now.pids_refused),
-            cpu_us: now.cpu_us.map(|cpu| cpu.saturating_sub(self.before.cpu_us.unwrap_or(0))),
-            ..now
+        self.before = Sample { memory_peak: now.memory_peak.filter(|_| !is_lowered), ..now };
+        Ok(())
+    }
+
+    /// Has a lack of memory end what needs it, and not the whole cell: its init outlives its commands.
+    pub(crate) fn outlive_commands(&self) -> Result<(), NoGroup> {
+        match &self.place {
+            Place::V1 { .. } => Ok(()),
+            Place::V2 { directory } => write(directory, "memory.oom.group", 0),
         }
     }
 
-    /// Kills every process of the group at once, where the kernel can.
-    pub fn kill(&self) {
-        self.is_used_up.set(true);
-        // A throttled process dies only when it is its turn to run again: let it.
+    /// What the kernel has counted so far of the cell that is in it, or of its command. A peak that is not above an
+    /// earlier one is not known.
+    pub fn sample(&self) -> Sample {
+        let now = self.counters.read();
+        let risen = |now: Option<u64>, before: Option<u64>| now.filter(|now| before.is_none_or(|before| *now > before));
+        Sample {
+            memory_peak: risen(now.memory_peak, self.before.memory_peak),
+            pids_peak: risen(now.pids_peak, self.before.pids_peak),
+            oom_kills: now.oom_kills - self.before.oom_kills.min(now.oom_kills),
+            pids_refused: now.pids_refused - self.before.pids_refused.min(now.pids_refused),
+            cpu_us: now.cpu_us.map(|cpu| cpu.saturating_sub(self.before.cpu_us.unwrap_or(0))),
+        }
+    }
+
+    /// Lets throttled processes run, until the next command: they die only when it is their turn to.
+    pub(crate) fn release(&self) {
+        self.is_released.set(true);
         let (path, value) = match &self.place {
             Place::V1 { cpu, .. } => (cpu.join("cpu.cfs_quota_us"), "-1"),
             Place::V2 { directory } => (directory.join("cpu.max"), "max"),
         };
         let _dies_later = fs::write(path, value);
+    }
+
+    /// Kills every process of the group at once, where the kernel can.
+    pub fn kill(&self) {
+        self.is_used_up.set(true);
+        self.release();
         if let Some(directory) = &self.unified {
             // Kernels before 5.14 have no such file; the pid namespace's init is killed as well.
             let _killed_otherwise = fs::write(directory.join("cgroup.kill"), "1");
@@ -358,8 +406,10 @@ impl Place {
     fn limit(&self, limits: &Limits) -> Result<(), NoGroup> {
         match self {
             Place::V1 { memory, pids, cpu, .. } => {
+                // The limit with swap may never be the lower one: lowering begins with the other, raising with this.
+                let raised = write_if_there(memory, "memory.memsw.limit_in_bytes", limits.memory.0);
                 write(memory, "memory.limit_in_bytes", limits.memory.0)?;
-                write_if_there(memory, "memory.memsw.limit_in_bytes", limits.memory.0)?;
+                raised.or_else(|_| write_if_there(memory, "memory.memsw.limit_in_bytes", limits.memory.0))?;
                 write(pids, "pids.max", pids_max(limits))?;
                 // The period is the kernel's default, which is a tenth of a second.
                 write(cpu, "cpu.cfs_quota_us", quota_us(limits))
@@ -367,7 +417,6 @@ impl Place {
             Place::V2 { directory } => {
                 write(directory, "memory.max", limits.memory.0)?;
                 write_if_there(directory, "memory.swap.max", 0)?;
-                write(directory, "memory.oom.group", 1)?;
                 write(directory, "pids.max", pids_max(limits))?;
                 write(directory, "cpu.max", format!("{} {PERIOD_US}", quota_us(limits)))
             }
@@ -431,7 +480,9 @@ impl Counters {
             },
             Place::V2 { directory } => Counters {
                 memory_events: open(directory, "memory.events"),
-                memory_peak: open(directory, "memory.peak"),
+                // Since Linux 6.12, writing to it lowers what this descriptor reads.
+                memory_peak: File::options().read(true).write(true).open(directory.join("memory.peak")).ok()
+                    .or_else(|| open(directory, "memory.peak")),
                 memory_usage: None,
                 pids_events: open(directory, "pids.events"),
                 pids_peak: open(directory, "pids.peak"),

@@ -29,6 +29,7 @@ pub mod pool;
 pub mod report;
 pub mod run;
 pub mod seccomp;
+pub mod session;
 pub mod tree;
 pub mod view;
 pub mod wall;
@@ -36,8 +37,9 @@ mod watch;
 
 pub use host::{Host, HostError};
 pub use limits::{Limit, Limits};
-pub use plan::{Builder, Cell, Mode, MountRequest, Plan, PlanError};
+pub use plan::{Builder, Cell, Exec, Mode, MountRequest, Plan, PlanError};
 pub use pool::Pool;
 pub use report::Report;
 pub use run::{Observer, Remote, RemoteEnd, RunError, Stdin, Stream, remote};
+pub use session::Session;
 pub use wall::{Standing, Wall};

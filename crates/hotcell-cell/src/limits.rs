@@ -57,6 +57,18 @@ pub struct LimitTooSmall {
     pub least: String,
 }
 
+/// A command that is to have more than the cell it runs in.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("the {limit} limit {given} is not what the session's cell can give, {most}")]
+pub struct LimitTooWide {
+    /// Which.
+    pub limit: &'static str,
+    /// What was given.
+    pub given: String,
+    /// What the cell has.
+    pub most: String,
+}
+
 const MEMORY_LEAST: Bytes = Bytes::mib(4);
 const DISK_LEAST: Bytes = Bytes(256 << 10);
 const FDS_LEAST: u32 = 16;
@@ -78,6 +90,28 @@ impl Limits {
             return refuse("pids", "0".to_owned(), "1".to_owned());
         }
         Ok(())
+    }
+
+    /// Refuses limits of a command that are wider than those of its cell. The disk is the cell's, whole. Time and output
+    /// are each command's own.
+    pub(crate) fn within(&self, cell: &Limits) -> Result<(), LimitTooWide> {
+        let unlimited = |time: Option<Duration>| time.unwrap_or(Duration::MAX);
+        let file_size = |limits: &Limits| limits.file_size.unwrap_or(Bytes(u64::MAX));
+        let wider = [
+            ("cpus", self.cpus.milli > cell.cpus.milli),
+            ("cpu-time", unlimited(self.cpu_time) > unlimited(cell.cpu_time)),
+            ("memory", self.memory > cell.memory),
+            ("pids", self.pids > cell.pids),
+            ("fds", self.fds > cell.fds),
+            ("disk", self.disk != cell.disk),
+            ("file-size", file_size(self) > file_size(cell)),
+        ];
+        let Some((limit, _)) = wider.into_iter().find(|(_, is_wider)| *is_wider) else { return Ok(()) };
+        let shown = |limits: &Limits| {
+            let listed = limits.listed().into_iter().find(|(name, _)| *name == limit);
+            listed.map(|(_, value)| value).unwrap_or_default()
+        };
+        Err(LimitTooWide { limit, given: shown(self), most: shown(cell) })
     }
 
     /// How many files and directories the disk limit allows: one for each 4 KiB, within reason.

@@ -22,7 +22,7 @@ use serde::Serialize;
 use crate::control::{self, Control, Decoy, Found};
 use crate::host::Host;
 use crate::launch;
-use crate::limits::{LimitTooSmall, Limits};
+use crate::limits::{LimitTooSmall, LimitTooWide, Limits};
 use crate::needs::{self, CommandError, Grant, STANDARD_PATH, Search};
 use crate::view::{self, Entry, FileId, Owner};
 use crate::wall::{Standing, Wall};
@@ -131,6 +131,9 @@ pub enum PlanError {
     /// A limit is too small to start anything.
     #[error(transparent)]
     Limit(#[from] LimitTooSmall),
+    /// A command in a session is to have more than the session.
+    #[error(transparent)]
+    Wider(#[from] LimitTooWide),
     /// A path cannot be a workspace or a mount.
     #[error("{role} `{}` {problem}", shown(path.as_os_str().as_bytes()))]
     Path {
@@ -180,10 +183,24 @@ pub enum PlanError {
     },
 }
 
+/// A further command in a cell that stands.
+#[derive(Clone, Debug, Default)]
+pub struct Exec {
+    /// The command and its arguments; it is looked for inside.
+    pub argv: Vec<OsString>,
+    /// Variables to set, or to copy from the host's environment where there is no value.
+    pub env: Vec<(OsString, Option<OsString>)>,
+    /// The directory it starts in; the cell's if none.
+    pub cwd: Option<PathBuf>,
+    /// What it may use, which is not more than the cell may; the cell's if none.
+    pub limits: Option<Limits>,
+}
+
 /// A request for a cell. See [`Cell::builder`].
 #[derive(Clone, Debug, Default)]
 pub struct Builder {
     argv: Vec<OsString>,
+    tools: Vec<OsString>,
     workspace: Option<(PathBuf, Mode)>,
     mounts: Vec<MountRequest>,
     env: Vec<(OsString, Option<OsString>)>,
@@ -224,6 +241,12 @@ impl Builder {
     /// The command and its arguments.
     pub fn command<T: Into<OsString>>(mut self, argv: impl IntoIterator<Item = T>) -> Builder {
         self.argv = argv.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// A further program that must be found inside, for commands that come later.
+    pub fn tool(mut self, name: impl Into<OsString>) -> Builder {
+        self.tools.push(name.into());
         self
     }
 
@@ -302,8 +325,17 @@ impl Builder {
 
     /// Decides everything.
     pub fn plan(&self, host: &Host) -> Result<Plan, PlanError> {
-        self.limits.check()?;
         let command = self.argv.first().filter(|name| !name.is_empty()).ok_or(PlanError::NoCommand)?;
+        self.decide(host, Some(command))
+    }
+
+    /// Decides everything about a cell whose commands come later; see [`Plan::exec`].
+    pub fn plan_session(&self, host: &Host) -> Result<Plan, PlanError> {
+        self.decide(host, None)
+    }
+
+    fn decide(&self, host: &Host, command: Option<&OsString>) -> Result<Plan, PlanError> {
+        self.limits.check()?;
         for argument in &self.argv {
             no_nul("the argument", argument)?;
         }
@@ -321,11 +353,12 @@ impl Builder {
 
         // A command given by a relative path is looked for where it will run, or where the caller is.
         let base = if workspace.is_some() { cwd.clone() } else { host.cwd.clone() };
-        let program = self.program(host, command, &base, &mounts)?;
+        let found = command.into_iter().chain(&self.tools).map(|name| self.program(host, name, &base, &mounts));
+        let found = found.collect::<Result<Vec<PathBuf>, PlanError>>()?;
         let inside = workspace.iter().map(|workspace| workspace.path.clone());
         let inside: Vec<PathBuf> = inside.chain(mounts.iter().map(|mount| mount.target.clone())).collect();
         let mut search = Search::new(host, inside);
-        search.program(&program);
+        found.iter().for_each(|program| search.program(program));
         if let Some(workspace) = &workspace {
             search.workspace(&workspace.path);
         }
@@ -354,7 +387,7 @@ impl Builder {
         let env = self.environment(host, &home, &cwd, &needs.path, &needs.env)?;
         let plan = Plan {
             argv: self.argv.clone(),
-            program,
+            programs: found.into_iter().take(usize::from(command.is_some())).collect(),
             cwd,
             env,
             identity,
@@ -624,24 +657,34 @@ impl Builder {
         ] {
             env.insert(name.into(), value);
         }
-        for (name, value) in &self.env {
-            if name.is_empty() || name.as_bytes().contains(&b'=') {
-                return Err(PlanError::VariableName(name.clone()));
-            }
-            no_nul("the variable", name)?;
-            match value.as_ref().or_else(|| host.env.get(name)) {
-                Some(value) => {
-                    no_nul("the value", value)?;
-                    env.insert(name.clone(), value.clone());
-                }
-                // Asked to copy what is not set: the cell does not have it either.
-                None => {
-                    env.remove(name);
-                }
-            }
-        }
+        set_variables(&mut env, &self.env, host)?;
         Ok(env)
     }
+}
+
+/// Sets variables, or copies them from the host's environment where there is no value.
+fn set_variables(
+    env: &mut BTreeMap<OsString, OsString>,
+    wanted: &[(OsString, Option<OsString>)],
+    host: &Host,
+) -> Result<(), PlanError> {
+    for (name, value) in wanted {
+        if name.is_empty() || name.as_bytes().contains(&b'=') {
+            return Err(PlanError::VariableName(name.clone()));
+        }
+        no_nul("the variable", name)?;
+        match value.as_ref().or_else(|| host.env.get(name)) {
+            Some(value) => {
+                no_nul("the value", value)?;
+                env.insert(name.clone(), value.clone());
+            }
+            // Asked to copy what is not set: the cell does not have it either.
+            None => {
+                env.remove(name);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Variables a cell has from the host's environment: language and time zone. Everything else is set
@@ -652,7 +695,8 @@ const ENV_COPIED: &[&str] = &["LANG", "LANGUAGE", "TZ"];
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub(crate) argv: Vec<OsString>,
-    pub(crate) program: PathBuf,
+    /// Where the executable may be, by its path inside: the first that can be executed is.
+    pub(crate) programs: Vec<PathBuf>,
     pub(crate) cwd: PathBuf,
     pub(crate) env: BTreeMap<OsString, OsString>,
     pub(crate) identity: Identity,
@@ -675,9 +719,44 @@ impl Plan {
         &self.argv
     }
 
-    /// The executable, by its path inside.
-    pub fn program(&self) -> &Path {
-        &self.program
+    /// The executable, by its path inside; of a cell that is to have commands later, none.
+    pub fn program(&self) -> Option<&Path> {
+        self.programs.first().map(|path| &**path)
+    }
+
+    /// The plan of a further command in a cell of this one.
+    ///
+    /// # Errors
+    /// If the command cannot be one, or is to have more than the cell has.
+    pub fn exec(&self, exec: &Exec) -> Result<Plan, PlanError> {
+        let command = exec.argv.first().filter(|name| !name.is_empty()).ok_or(PlanError::NoCommand)?;
+        for argument in &exec.argv {
+            no_nul("the argument", argument)?;
+        }
+        let mut plan = self.clone();
+        plan.argv = exec.argv.clone();
+        if let Some(cwd) = &exec.cwd {
+            no_nul("the working directory", cwd.as_os_str())?;
+            plan.cwd = needs::normal(&self.cwd.join(cwd));
+            plan.env.insert("PWD".into(), plan.cwd.clone().into());
+        }
+        set_variables(&mut plan.env, &exec.env, &self.host)?;
+        // What is where inside only the kernel knows, and only when it is looked for.
+        plan.programs = if command.as_bytes().contains(&b'/') {
+            vec![plan.cwd.join(command)]
+        } else {
+            let path = plan.env.get(OsStr::new("PATH")).map_or(OsStr::new(STANDARD_PATH), |path| path);
+            std::env::split_paths(path).filter(|directory| directory.is_absolute()).map(|at| at.join(command)).collect()
+        };
+        if plan.programs.is_empty() {
+            return Err(CommandError::NotFound(command.clone()).into());
+        }
+        if let Some(limits) = &exec.limits {
+            limits.check()?;
+            limits.within(&self.limits)?;
+            plan.limits = limits.clone();
+        }
+        Ok(plan)
     }
 
     /// The directory the command starts in.

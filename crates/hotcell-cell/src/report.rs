@@ -52,6 +52,15 @@ pub struct Report {
     pub timings: Timings,
 }
 
+/// What a session left.
+#[derive(Clone, Default, Debug)]
+pub struct Aftermath {
+    /// What a copy-on-write workspace would change.
+    pub changes: Option<Changes>,
+    /// Control files its commands made, or tried to.
+    pub control: Vec<ControlAttempt>,
+}
+
 /// A control file the command made, or tried to.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ControlAttempt {

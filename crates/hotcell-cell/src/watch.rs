@@ -33,9 +33,16 @@ pub(crate) struct Watch {
     seen: BTreeMap<(String, String), u64>,
     /// Ticks of those that were seen and are gone: nobody may ever have waited for them.
     gone_ticks: u64,
+    /// Processor time before it began to matter.
+    before: Duration,
 }
 
 impl Watch {
+    /// What was used so far does not count.
+    pub(crate) fn begin(&mut self, proc: BorrowedFd<'_>) {
+        self.before = self.look(proc).cpu;
+    }
+
     /// Looks at every process once.
     pub(crate) fn look(&mut self, proc: BorrowedFd<'_>) -> Look {
         let mut look = Look::default();
@@ -59,7 +66,7 @@ impl Watch {
         self.seen = living;
         // What was waited for is in somebody's count of children; what was not is in ours, if it was seen.
         let ticks = with_children.max(own + self.gone_ticks);
-        look.cpu = Duration::from_millis(ticks * 1000 / TICKS_A_SECOND);
+        look.cpu = Duration::from_millis(ticks * 1000 / TICKS_A_SECOND).saturating_sub(self.before);
         look
     }
 }

@@ -197,6 +197,11 @@ impl Line {
         send(&self.socket, wire::COMMAND_SIGNAL, u64::from(signal), &[])
     }
 
+    /// Kills the command and every process it made; the cell stays.
+    pub fn kill(&self) -> io::Result<()> {
+        send(&self.socket, wire::COMMAND_KILL, 0, &[])
+    }
+
     /// Stops every process of the cell.
     pub fn pause(&self) -> io::Result<()> {
         send(&self.socket, wire::COMMAND_PAUSE, 0, &[])

@@ -129,6 +129,8 @@ pub const COMMAND_REAP: u64 = 4;
 pub const COMMAND_RUN: u64 = 5;
 /// To init: signal the command's process group.
 pub const COMMAND_SIGNAL: u64 = 6;
+/// To init: kill the command and every process it made.
+pub const COMMAND_KILL: u64 = 9;
 /// To init: stop every process of the cell.
 pub const COMMAND_PAUSE: u64 = 7;
 /// To init: undo [`COMMAND_PAUSE`].

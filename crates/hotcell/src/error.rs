@@ -237,6 +237,9 @@ fn plan_hint(error: &PlanError) -> Option<String> {
         PlanError::TooManyOwners { .. } => "mount fewer paths of different owners".to_owned(),
         PlanError::VariableName(_) => "write it NAME=VALUE: hotcell run -e LANG=C …".to_owned(),
         PlanError::Wall { wall, .. } => wall_hint(*wall),
+        PlanError::Wider(_) => {
+            "ask for less, or make a session that has more: hotcell create --help, under Limits".to_owned()
+        }
     })
 }
 

@@ -18,7 +18,7 @@ pub(crate) fn text(plan: &Plan, args: &RunArgs) -> String {
     };
     let argv: Vec<String> = plan.argv().iter().map(|argument| quoted(&shown(argument.as_bytes()))).collect();
     line("command", argv.join(" "));
-    line("executable", shown(plan.program().as_os_str().as_bytes()));
+    line("executable", executable(plan));
     line("directory", shown(plan.cwd().as_os_str().as_bytes()));
     line("identity", identity(plan));
     line(
@@ -69,7 +69,7 @@ pub(crate) fn json(plan: &Plan) -> String {
     let pairs = plan.env().iter().map(|(name, value)| (shown(name.as_bytes()), shown(value.as_bytes())));
     let object = json!({
         "command": plan.argv().iter().map(|argument| shown(argument.as_bytes())).collect::<Vec<_>>(),
-        "executable": shown(plan.program().as_os_str().as_bytes()),
+        "executable": executable(plan),
         "directory": shown(plan.cwd().as_os_str().as_bytes()),
         "identity": identity(plan),
         "workspace": plan.workspace().map(|workspace| json!({
@@ -92,4 +92,8 @@ fn quoted(text: &str) -> String {
     } else {
         format!("'{}'", text.replace('\'', "'\\''"))
     }
+}
+
+fn executable(plan: &Plan) -> String {
+    plan.program().map(|program| shown(program.as_os_str().as_bytes())).unwrap_or_default()
 }

@@ -134,12 +134,15 @@ pub(crate) fn cell(plan: &Plan, making: &Making<'_>) -> Program<Label> {
     out.program
 }
 
-/// Writes down how a plan's command is run in a cell of it.
-pub(crate) fn command(plan: &Plan) -> Program<Label> {
+/// Writes down how a plan's command is run in a cell of it, or of a plan that it is an exec of.
+pub(crate) fn command(plan: &Plan, cell: &Plan) -> Program<Label> {
     // A command makes nothing of the cell.
     let making = Making { id: 0, group: None, owners: &[] };
     let mut out = Writer::new(Program::command(), Stage::Payload, plan, &making);
     out.program.life_max(plan.limits.time.saturating_add(OVERTIME));
+    if plan.limits != cell.limits {
+        out.rlimits();
+    }
     out.payload();
     out.program
 }
@@ -324,12 +327,16 @@ impl<'a> Writer<'a> {
         }
         self.wall = Wall::Root;
         self.working_directory();
-        let program = self.text(self.plan.program.as_os_str().as_bytes());
         let argv = self.program.texts(self.plan.argv.iter().map(|argument| argument.as_bytes()));
         let env: Vec<Vec<u8>> =
             self.plan.env.iter().map(|(name, value)| [name.as_bytes(), b"=", value.as_bytes()].concat()).collect();
         let env = self.program.texts(&env);
-        self.call(EXEC, libc::SYS_execve, &[program.into(), argv.into(), env.into()], Expect::Ok);
+        for (idx, program) in self.plan.programs.iter().enumerate() {
+            let program = self.text(program.as_os_str().as_bytes());
+            let is_last = idx + 1 == self.plan.programs.len();
+            let expect = if is_last { Expect::Ok } else { Expect::OkOr(&[ENOENT, libc::ENOTDIR, EACCES]) };
+            self.call(EXEC, libc::SYS_execve, &[program.into(), argv.into(), env.into()], expect);
+        }
     }
 }
 

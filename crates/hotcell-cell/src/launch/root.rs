@@ -216,6 +216,7 @@ impl Writer<'_> {
             self.entry(entry, &BTreeMap::new(), mounts);
         }
         self.export(PROC);
+        self.export("/");
         self.prove_root();
     }
 
@@ -504,7 +505,7 @@ impl Writer<'_> {
         let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
         let at = self.text(path);
         let args = [AT_FDCWD.into(), at.into(), flags.into()];
-        let fd = self.call_keep(format!("open /{path}"), libc::SYS_openat, &args);
+        let fd = self.call_keep(format!("open {path}"), libc::SYS_openat, &args);
         self.program.export(fd);
     }
 

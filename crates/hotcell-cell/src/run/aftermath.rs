@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 use rustix::fs::{AtFlags, FileType};
 
+use super::station::Raised;
 use super::{Observer, RunError, platform};
 use crate::changes::{self, Changes, Marks};
 use crate::control::{Control, Findings, Found, is_placeholder};
@@ -17,8 +18,21 @@ use crate::plan::{GuardedTree, Identity, Mode, Plan};
 use crate::report::ControlAttempt;
 use crate::tree::{self, DIRECTORY};
 
+/// Both.
+pub(crate) fn all(
+    plan: &Plan,
+    cell: &Raised,
+    since: (i64, i64),
+    observer: &mut dyn Observer,
+) -> Result<(Option<Changes>, Vec<ControlAttempt>), RunError> {
+    let scratch = cell.scratch.as_ref().map(AsFd::as_fd);
+    let changes = changes(plan, scratch, since, observer)?;
+    let control = control_attempts(plan, scratch, changes.as_ref());
+    Ok((changes, control))
+}
+
 /// Lists what a copy-on-write workspace would change, and shows it to the observer.
-pub(super) fn changes(
+fn changes(
     plan: &Plan,
     scratch: Option<BorrowedFd<'_>>,
     since: (i64, i64),
@@ -39,7 +53,7 @@ pub(super) fn changes(
 }
 
 /// Control files the cell made, or tried to.
-pub(super) fn control_attempts(
+fn control_attempts(
     plan: &Plan,
     scratch: Option<BorrowedFd<'_>>,
     changes: Option<&Changes>,

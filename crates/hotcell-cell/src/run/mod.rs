@@ -30,7 +30,7 @@ use crate::plan::Plan;
 use crate::report::Report;
 use crate::wall::{Standing, Wall};
 
-mod aftermath;
+pub(crate) mod aftermath;
 pub mod placeholders;
 pub(crate) mod station;
 mod streams;

@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::placeholders::Placeholders;
 use super::streams::{Input, Output, Pipes};
-use super::supervisor::Supervisor;
+use super::supervisor::{Reach, Supervisor};
 use super::{Observer, RemoteEnd, RunError, Spawned, Stdin, Stream, Traces, fault, out_of_turn, platform};
 use crate::cgroup::Group;
 use crate::launch::{self, Label, Making};
@@ -55,6 +55,13 @@ pub(crate) struct Rising {
     raised: Option<Raised>,
 }
 
+impl Rising {
+    /// What is held of it, once it stands.
+    pub(crate) fn raised(&self) -> Option<&Raised> {
+        self.raised.as_ref()
+    }
+}
+
 /// What is held of a cell whose walls stand.
 #[derive(Debug)]
 pub(crate) struct Raised {
@@ -63,6 +70,8 @@ pub(crate) struct Raised {
     pub(crate) scratch: Option<OwnedFd>,
     /// The cell's own `/proc`.
     pub(crate) proc: Option<OwnedFd>,
+    /// The root of its view.
+    pub(crate) root: Option<OwnedFd>,
 }
 
 impl Station {
@@ -100,12 +109,6 @@ impl Station {
         (plan.identity == Identity::Fresh && plan.asks_for(Wall::Id)).then_some(self.id)
     }
 
-    /// A plan's command, as the last one of its cell.
-    fn command(plan: &Plan) -> Image<Label> {
-        let mut program = launch::command(plan);
-        program.last();
-        program.image()
-    }
 
     /// Reaps a cell that is gone: what its whole tree used.
     pub(crate) fn reap(&mut self) -> Result<Usage, RunError> {
@@ -145,6 +148,23 @@ impl Station {
         self.group.group.as_mut().map_or(Ok(()), Group::renew).map_err(RunError::Cgroup)
     }
 
+    /// Has the next cell outlive its commands.
+    pub(crate) fn outlive_commands(&self) -> Result<(), RunError> {
+        self.group().map_or(Ok(()), Group::outlive_commands).map_err(RunError::Cgroup)
+    }
+
+    /// Whether the cell is still there.
+    pub(crate) fn has_cell(&mut self) -> bool {
+        let control = self.spawner.as_pollable();
+        let mut fds = [PollFd::new(&control, PollFlags::IN)];
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        // A spawner that has something to say now says that the cell is gone, or is gone itself.
+        if self.cell == Life::Raised && !matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(0)) {
+            self.cell = Life::Gone;
+        }
+        self.cell == Life::Raised
+    }
+
     /// Has a cell made. Commands can be sent to it at once: they begin when its walls stand.
     pub(crate) fn raise(&mut self) -> Result<Rising, RunError> {
         let doors = self.group.group.as_ref().map(Group::doors).unwrap_or_default();
@@ -175,11 +195,10 @@ impl Station {
         (begun, since): (Instant, (i64, i64)),
     ) -> Result<Report, RunError> {
         let Rising { line, raised } = cell;
-        let pipes = Pipes::new(self.owner(plan)).map_err(platform("pipes cannot be made"))?;
-        let command = Station::command(plan);
-        let inputs: Vec<BorrowedFd<'_>> = pipes.theirs.iter().map(AsFd::as_fd).collect();
-        line.run(&command, &inputs).map_err(platform("the command cannot be sent"))?;
-        drop(inputs);
+        let mut command = launch::command(plan, plan);
+        command.last();
+        let command = command.image();
+        let pipes = self.send(plan, &line, &command)?;
         let prepare = begun.elapsed();
 
         let raising = Instant::now();
@@ -187,27 +206,81 @@ impl Station {
             Some(raised) => raised,
             None => self.wait(plan, &line, observer, remote)?,
         };
-        let id_outside = match plan.identity {
-            _ if !plan.asks_for(Wall::Id) => plan.host.uid,
-            Identity::Own { uid, .. } => uid,
-            Identity::Fresh => self.id,
-        };
-        let isolation = Isolation { tier: "process", walls: plan.standing(self.group()), id_outside };
         observer.proven();
         let walls = raising.elapsed();
+        let held = (&line, &raised, Reach::Cell);
+        let mut report = self.supervise(plan, &command, held, pipes, stdin, observer, remote, since)?;
+        (report.timings.prepare, report.timings.walls) = (prepare, walls);
+        Ok(report)
+    }
 
+    /// Runs a command in a cell that stands, and that has more to come.
+    pub(crate) fn exec(
+        &mut self,
+        (cell, of): (&Rising, &Plan),
+        plan: &Plan,
+        stdin: &mut Option<Stdin>,
+        observer: &mut dyn Observer,
+        remote: Option<&RemoteEnd>,
+    ) -> Result<Report, RunError> {
+        let begun = Instant::now();
+        if let Some(group) = &mut self.group.group {
+            group.begin(&plan.limits).map_err(RunError::Cgroup)?;
+        }
+        let Some(raised) = &cell.raised else { return Err(out_of_turn()) };
+        let command = launch::command(plan, of).image();
+        let pipes = self.send(plan, &cell.line, &command)?;
+        observer.proven();
+        let prepare = begun.elapsed();
+        let held = (&cell.line, raised, Reach::Command);
+        let mut report = self.supervise(plan, &command, held, pipes, stdin, observer, remote, super::now())?;
+        report.timings.prepare = prepare;
+        Ok(report)
+    }
+
+    /// Sends a command to a cell; it begins when the walls stand.
+    fn send(&self, plan: &Plan, line: &Line, command: &Image<Label>) -> Result<Pipes, RunError> {
+        let pipes = Pipes::new(self.owner(plan)).map_err(platform("pipes cannot be made"))?;
+        let inputs: Vec<BorrowedFd<'_>> = pipes.theirs.iter().map(AsFd::as_fd).collect();
+        line.run(command, &inputs).map_err(platform("the command cannot be sent"))?;
+        Ok(pipes)
+    }
+
+    #[allow(clippy::too_many_arguments)] // One of each; a struct of them would be named once.
+    fn supervise(
+        &mut self,
+        plan: &Plan,
+        command: &Image<Label>,
+        held: (&Line, &Raised, Reach),
+        pipes: Pipes,
+        stdin: &mut Option<Stdin>,
+        observer: &mut dyn Observer,
+        remote: Option<&RemoteEnd>,
+        since: (i64, i64),
+    ) -> Result<Report, RunError> {
+        let isolation = self.isolation(plan);
         let Pipes { ours: [stdin_pipe, stdout, stderr], theirs } = pipes;
         drop(theirs);
         let outputs = [Output::new(Stream::Stdout, stdout), Output::new(Stream::Stderr, stderr)];
         let input = Input::new(stdin.take().unwrap_or_default(), stdin_pipe);
-        let mut supervisor = Supervisor::new(plan, &command, self, line, raised, since, outputs, input);
+        let mut supervisor = Supervisor::new(plan, command, self, held, since, outputs, input);
         supervisor.supervise(observer, remote)?;
         let run = supervisor.elapsed();
         let collecting = Instant::now();
         let mut report = supervisor.collect(isolation, observer)?;
         report.wall = run;
-        report.timings = Timings { prepare, walls, run, collect: collecting.elapsed() };
+        report.timings = Timings { run, collect: collecting.elapsed(), ..Timings::default() };
         Ok(report)
+    }
+
+    /// The walls of a cell of this station.
+    pub(crate) fn isolation(&self, plan: &Plan) -> Isolation {
+        let id_outside = match plan.identity {
+            _ if !plan.asks_for(Wall::Id) => plan.host.uid,
+            Identity::Own { uid, .. } => uid,
+            Identity::Fresh => self.id,
+        };
+        Isolation { tier: "process", walls: plan.standing(self.group()), id_outside }
     }
 
     /// Why a cell's init never was, or is gone, without a word.
@@ -263,9 +336,9 @@ impl Station {
             }
         }
         let mut exports = exports.unwrap_or_default();
-        let (proc, scratch) = (exports.pop(), exports.pop());
+        let (root, proc, scratch) = (exports.pop(), exports.pop(), exports.pop());
         let init = init.ok_or_else(out_of_turn)?;
-        Ok(Raised { init, scratch, proc })
+        Ok(Raised { init, scratch, proc, root })
     }
 }
 

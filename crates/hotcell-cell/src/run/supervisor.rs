@@ -1,7 +1,8 @@
-//! The loop that watches a cell until its last process is gone, and the decision how it ended.
+//! The loop that watches a command until its last process is gone, and the decision how it ended.
 //!
-//! [`Supervisor::end`] is the only way to kill: the cgroup at once where there is one, and always the cell's
-//! pid 1, with which the kernel ends every process of the namespace.
+//! [`Supervisor::end`] is the only way to kill. With a cell that is the command's own: the cgroup at once where there is
+//! one, and always the cell's pid 1, with which the kernel ends every process of the namespace. In a session: every
+//! process but pid 1, by pid 1, which nothing inside can hinder; should it not be done in time, the whole cell.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -36,13 +37,26 @@ const CPU_BURST: Duration = Duration::from_millis(40);
 /// What a stopped tree cannot come to owe by itself.
 const CPU_OVERDRAFT_MAX: Duration = Duration::from_millis(500);
 
+/// What ends with a command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Reach {
+    /// The cell, which was made for it.
+    Cell,
+    /// Nothing but what it made: there may be another after it.
+    Command,
+}
+
+/// How long init may take to kill what it is told to.
+const KILL_WAIT: Duration = Duration::from_secs(2);
+
 pub(super) struct Supervisor<'a> {
     plan: &'a Plan,
     /// The command's.
     image: &'a Image<Label>,
     station: &'a mut Station,
-    line: Line,
-    cell: Raised,
+    line: &'a Line,
+    cell: &'a Raised,
+    reach: Reach,
     /// When the run began, in seconds and nanoseconds of the wall clock.
     since: (i64, i64),
     started: Instant,
@@ -51,6 +65,8 @@ pub(super) struct Supervisor<'a> {
     kept_bytes: u64,
     /// Why we are ending the run, once we are.
     ending: Option<(Outcome, Option<Limit>)>,
+    /// When the whole cell is ended, if its init does not end the command.
+    kill_until: Option<Instant>,
     grace_until: Option<Instant>,
     status: Option<i32>,
     usage: Option<Usage>,
@@ -58,6 +74,8 @@ pub(super) struct Supervisor<'a> {
     wall: Option<Duration>,
     is_line_closed: bool,
     exec_error: Option<io::Error>,
+    /// Why the command never began, if that is not its own fault.
+    failure: Option<RunError>,
     peaks: Peaks,
     paused: bool,
     scan: DiskScan,
@@ -71,34 +89,42 @@ impl<'a> Supervisor<'a> {
         plan: &'a Plan,
         image: &'a Image<Label>,
         station: &'a mut Station,
-        line: Line,
-        cell: Raised,
+        (line, cell, reach): (&'a Line, &'a Raised, Reach),
         since: (i64, i64),
         outputs: [Output; 2],
         input: Input,
     ) -> Supervisor<'a> {
+        // What was used in the cell before this command is not its.
+        let is_watched = station.group().is_none() && reach == Reach::Command;
+        let mut watch = Watch::default();
+        if let Some(proc) = cell.proc.as_ref().filter(|_| is_watched) {
+            watch.begin(proc.as_fd());
+        }
         Supervisor {
             plan,
             image,
             station,
             line,
             cell,
+            reach,
             since,
             started: Instant::now(),
             outputs,
             input,
             kept_bytes: 0,
             ending: None,
+            kill_until: None,
             grace_until: None,
             status: None,
             usage: None,
             wall: None,
             is_line_closed: false,
             exec_error: None,
+            failure: None,
             peaks: Peaks::default(),
             paused: false,
             scan: DiskScan::new(plan),
-            watch: Watch::default(),
+            watch,
         }
     }
 
@@ -123,11 +149,15 @@ impl<'a> Supervisor<'a> {
             if self.grace_until.is_some_and(|until| now >= until) {
                 self.end(Outcome::Killed, None);
             }
+            if self.kill_until.is_some_and(|until| now >= until) {
+                self.end_cell();
+            }
             if now >= next_tick {
                 self.tick();
                 next_tick = Instant::now() + TICK;
             }
-            let wake = [Some(next_tick), Some(deadline).filter(|_| self.ending.is_none()), self.grace_until];
+            let deadline_now = Some(deadline).filter(|_| self.ending.is_none());
+            let wake = [Some(next_tick), deadline_now, self.grace_until, self.kill_until];
             let wake = wake.into_iter().flatten().min().unwrap_or(next_tick);
             let ready = self.poll(wake, observer.ready(), remote)?;
             if ready.remote {
@@ -147,7 +177,7 @@ impl<'a> Supervisor<'a> {
                 for idx in 0..2 {
                     self.drain(idx, observer, true)?;
                 }
-                return Ok(());
+                return self.failure.take().map_or(Ok(()), Err);
             }
         }
     }
@@ -217,10 +247,12 @@ impl<'a> Supervisor<'a> {
             }
             Some(LineEvent::CommandFault(found)) => {
                 let is_exec = self.image.label(found.op).is_some_and(|(_, label)| label.what == launch::EXEC);
-                if !is_exec {
-                    return Err(fault(self.plan, self.image, found));
+                // Either way its process ends, which init tells next.
+                if is_exec {
+                    self.exec_error = Some(os_error(found.answer));
+                } else {
+                    self.failure = Some(fault(self.plan, self.image, found));
                 }
-                self.exec_error = Some(os_error(found.answer));
                 Ok(false)
             }
             Some(LineEvent::Fault(found)) => Err(fault(self.plan, &self.station.image, found)),
@@ -276,13 +308,26 @@ impl<'a> Supervisor<'a> {
             self.ending = Some((outcome, limit));
             self.grace_until = None;
         }
-        match self.station.group() {
-            Some(group) => group.kill(),
-            // What the killed used is not added to anybody's count: look before they are gone.
-            None => {
-                let look = self.cell.proc.as_ref().map(|proc| self.watch.look(proc.as_fd()));
-                self.peaks.add(look);
+        // What the killed used is not added to anybody's count: look before they are gone.
+        if self.station.group().is_none() {
+            let look = self.cell.proc.as_ref().map(|proc| self.watch.look(proc.as_fd()));
+            self.peaks.add(look);
+        }
+        if self.reach == Reach::Command && self.line.kill().is_ok() {
+            if let Some(group) = self.station.group() {
+                group.release();
             }
+            self.kill_until.get_or_insert_with(|| Instant::now() + KILL_WAIT);
+            return;
+        }
+        self.end_cell();
+    }
+
+    /// Ends every process of the cell, its init first.
+    fn end_cell(&mut self) {
+        self.kill_until = None;
+        if let Some(group) = self.station.group() {
+            group.kill();
         }
         // Gone already is as good as killed; either way the spawner tells.
         let _gone = rustix::process::pidfd_send_signal(&self.cell.init, Signal::KILL);
@@ -421,9 +466,11 @@ impl<'a> Supervisor<'a> {
             // Init was killed before it could say; the kernel has counted for it.
             None => self.station.reap()?,
         };
-        let scratch = self.cell.scratch.as_ref().map(AsFd::as_fd);
-        let changes = aftermath::changes(self.plan, scratch, self.since, observer)?;
-        let control = aftermath::control_attempts(self.plan, scratch, changes.as_ref());
+        // What a session leaves is looked at when it ends.
+        let (changes, control) = match self.reach {
+            Reach::Cell => aftermath::all(self.plan, self.cell, self.since, observer)?,
+            Reach::Command => (None, Vec::new()),
+        };
         let (outcome, limit) = self.outcome(sample.as_ref(), disk_exceeded);
         let is_hidden = limit == Some(Limit::Disk) && self.scan.hides_something();
         let detail = match &self.exec_error {

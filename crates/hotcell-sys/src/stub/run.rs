@@ -328,10 +328,11 @@ fn obey(received: &Received, running: &mut Option<Running>, mapped: &mut u64) {
         (COMMAND_SIGNAL, Some(Running { payload, .. })) => unsafe {
             call!(nr::KILL, -payload, received.command.value);
         },
+        (COMMAND_KILL, Some(_)) => _ = signal_all(SIGKILL),
         (COMMAND_PAUSE, _) => _ = signal_all(SIGSTOP),
         (COMMAND_RESUME, _) => _ = signal_all(SIGCONT),
         // It ended by itself in this very moment.
-        (COMMAND_SIGNAL, None) => {}
+        (COMMAND_SIGNAL | COMMAND_KILL, None) => {}
         // The supervisor is gone, or not ours.
         _ => exit(1),
     }

@@ -13,5 +13,6 @@ mod lifecycle;
 mod limits;
 mod pool;
 mod selftest;
+mod session;
 mod support;
 mod workspace;

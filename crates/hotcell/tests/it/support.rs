@@ -50,8 +50,12 @@ pub(crate) fn cannot_leave_groups(host: &Host) -> bool {
 }
 
 pub(crate) fn plan_on(host: &Host, builder: Builder) -> Result<Plan, PlanError> {
-    let builder = if cannot_leave_groups(host) { builder.allow_missing(Wall::Groups) } else { builder };
-    builder.plan(host)
+    allowing(host, builder).plan(host)
+}
+
+/// A user who is in groups accepts that they stay.
+pub(crate) fn allowing(host: &Host, builder: Builder) -> Builder {
+    if cannot_leave_groups(host) { builder.allow_missing(Wall::Groups) } else { builder }
 }
 
 pub(crate) fn run_on(host: &Host, builder: Builder) -> Report {
