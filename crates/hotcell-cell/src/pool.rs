@@ -19,7 +19,7 @@ use std::time::Instant;
 use crate::plan::Plan;
 use crate::report::Report;
 use crate::run::station::{Rising, Station};
-use crate::run::{Memory, Observer, RemoteEnd, RunError, Stdin, now};
+use crate::run::{Memory, Observer, RemoteEnd, RunError, Stdin, group_name, now};
 
 /// What is done before anybody asks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -199,7 +199,7 @@ fn keep(plan: &Plan, shared: &Shared, station: Option<Station>, ahead: Ahead) {
 
 fn open(plan: &Plan, shared: &Shared) -> Result<Station, RunError> {
     shared.opened.fetch_add(1, Ordering::Relaxed);
-    Station::open(plan, "hotcell-pool", &mut Memory::default())
+    Station::open(plan, &group_name("hotcell-pool"))
 }
 
 fn raise(plan: &Plan, station: &mut Station, ahead: Ahead) -> Result<Option<Rising>, RunError> {
@@ -207,7 +207,7 @@ fn raise(plan: &Plan, station: &mut Station, ahead: Ahead) -> Result<Option<Risi
         Ahead::Station => Ok(None),
         Ahead::Cell => {
             let mut rising = station.raise()?;
-            station.ready(plan, &mut rising, &mut Memory::default())?;
+            station.ready(plan, &mut rising)?;
             Ok(Some(rising))
         }
     }

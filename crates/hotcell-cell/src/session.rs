@@ -26,7 +26,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Builds and proves a cell of a plan; see [`crate::Builder::plan_session`]. `name` begins the name of its cgroup.
+    /// Builds and proves a cell of a plan; see [`crate::Builder::plan_session`]. `name` is that of its cgroup.
     pub fn open(plan: Plan, name: &str, observer: &mut dyn Observer) -> Result<Session, RunError> {
         let since = now();
         let mut plan = plan;
@@ -42,10 +42,10 @@ impl Session {
     }
 
     fn raise(plan: &Plan, name: &str, observer: &mut dyn Observer) -> Result<(Station, Rising), RunError> {
-        let mut station = Station::open(plan, name, observer)?;
+        let mut station = Station::open(plan, name)?;
         station.outlive_commands()?;
         let mut cell = station.raise()?;
-        station.ready(plan, &mut cell, observer)?;
+        station.ready(plan, &mut cell)?;
         observer.proven();
         Ok((station, cell))
     }

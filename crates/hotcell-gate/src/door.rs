@@ -4,21 +4,21 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use hotcell_base::text::shown;
 use hotcell_base::{Outcome, RunId};
 use hotcell_cell::changes::{Changes, Layer};
 use hotcell_cell::plan::Workspace;
-use hotcell_cell::run::{Spawned, Traces};
-use hotcell_cell::{Observer, Plan, RemoteEnd, Report, RunError, Stdin, Stream};
+use hotcell_cell::run::Traces;
+use hotcell_cell::{Observer, Plan, RemoteEnd, Report, RunError, Session, Stdin, Stream};
 use jiff::Timestamp;
 
 use crate::diff;
 use crate::home::Home;
 use crate::live::{Hold, LiveCell, ProcessName};
 use crate::queue::Turn;
-use crate::record::{Record, RecordError, Runs, WorkspaceRecord, replace};
+use crate::record::{Kind, Record, RecordError, Runs, WorkspaceRecord, replace};
 
 /// A request to run something.
 #[derive(Debug, Default)]
@@ -98,73 +98,84 @@ impl Gate {
         viewer: &mut dyn Viewer,
         remote: Option<&RemoteEnd>,
     ) -> Result<(Record, Report), GateError> {
-        let mut record = self.name(plan, &request)?;
+        let mut admitted = self.admit(plan, &request, Kind::Run, None)?;
+        let turn = Turn::wait(&self.home, remote).map_err(|source| self.never_started(&mut admitted.record, source))?;
+        let mut recorder = admitted.recorder(plan, viewer)?;
+        recorder.turn = Some(turn);
+        let ran = plan.run_with(&admitted.group, request.stdin, &mut recorder, remote);
+        drop(recorder);
+        admitted.settle(ran)
+    }
+
+    /// Runs a command in a session and leaves a `runs/<id>/` of its own behind.
+    pub fn exec(
+        &self,
+        (session, id): (&mut Session, &RunId),
+        plan: &Plan,
+        request: Request,
+        viewer: &mut dyn Viewer,
+        remote: Option<&RemoteEnd>,
+    ) -> Result<(Record, Report), GateError> {
+        let admitted = self.admit(plan, &request, Kind::Exec, Some(id))?;
+        let mut recorder = admitted.recorder(plan, viewer)?;
+        let ran = session.exec_with(plan, request.stdin, &mut recorder, remote);
+        drop(recorder);
+        admitted.settle(ran)
+    }
+
+    /// Opens a session. Its record, which has no end until it is closed, is in `runs/<id>/` as well.
+    pub fn open_session(
+        &self,
+        plan: &Plan,
+        request: &Request,
+        remote: Option<&RemoteEnd>,
+    ) -> Result<(Session, Admitted<'_>), GateError> {
+        let mut admitted = self.admit(plan, request, Kind::Session, None)?;
+        let turn = Turn::wait(&self.home, remote).map_err(|source| self.never_started(&mut admitted.record, source))?;
+        let mut nobody = Nobody;
+        let mut recorder = admitted.recorder(plan, &mut nobody)?;
+        recorder.turn = Some(turn);
+        match Session::open(plan.clone(), &admitted.group, &mut recorder) {
+            Ok(session) => {
+                drop(recorder);
+                admitted.record.isolation = Some((&session.isolation()).into());
+                self.runs.write(&admitted.record)?;
+                Ok((session, admitted))
+            }
+            Err(error) => {
+                drop(recorder);
+                Err(admitted.settle(Err(error)).err().unwrap_or_else(|| unreachable!("it failed")))
+            }
+        }
+    }
+
+    /// Puts a run on record before anything of it is made.
+    fn admit(
+        &self,
+        plan: &Plan,
+        request: &Request,
+        kind: Kind,
+        session: Option<&RunId>,
+    ) -> Result<Admitted<'_>, GateError> {
+        let mut record = self.name(plan, request)?;
+        record.kind = kind;
+        record.session = session.cloned();
         let hold = Hold::take(&record.artifacts);
-        let _hold = hold.map_err(|source| RecordError::Write { path: record.artifacts.clone(), source })?;
-        let cell = Live { home: &self.home, id: record.run_id.clone() };
-        let mut live = LiveCell {
+        let hold = hold.map_err(|source| RecordError::Write { path: record.artifacts.clone(), source })?;
+        let group = format!("hotcell-{}", record.run_id);
+        // A command in a session leaves nothing that is not the session's.
+        let traces = if kind == Kind::Exec { Traces::default() } else { plan.traces(&group) };
+        let live = LiveCell {
             run_id: record.run_id.clone(),
             supervisor: ProcessName::own(),
-            init_pid: None,
-            cgroups: Vec::new(),
-            placeholders: Vec::new(),
+            cgroups: traces.cgroups,
+            placeholders: traces.placeholders.iter().map(|path| path.as_path().into()).collect(),
         };
+        let cell = Live { home: &self.home, id: record.run_id.clone() };
         // The cell first: a record without an end and without a cell is one whose hotcell is gone.
         live.write(&self.home)?;
         self.runs.write(&record)?;
-        let workspace = plan.workspace();
-        let turn = Turn::wait(&self.home, remote).map_err(|source| self.never_started(&mut record, source))?;
-        let recorder = Recorder::new(&self.home, &mut live, &record.artifacts, workspace, viewer);
-        let mut recorder = match recorder {
-            Ok(recorder) => recorder,
-            Err(error) => {
-                record.outcome = Some(Outcome::PlatformError);
-                record.ended_at = Some(Timestamp::now());
-                record.error = Some(chain(&error));
-                // The error that is returned says more than one of writing it down.
-                let _said = self.runs.write(&record);
-                return Err(error.into());
-            }
-        };
-        recorder.turn = Some(turn);
-        let cgroup = format!("hotcell-{}", record.run_id);
-        let ran = plan.run_with(&cgroup, request.stdin, &mut recorder, remote);
-        drop(recorder);
-        record.ended_at = Some(Timestamp::now());
-        let result = match ran {
-            Ok(report) => {
-                record.finish(&report);
-                Ok(report)
-            }
-            Err(error) => {
-                record.outcome = Some(Outcome::PlatformError);
-                record.error = Some(chain(&error));
-                Err(error)
-            }
-        };
-        if let Err(error) = self.runs.write(&record) {
-            // The next start says that nobody knows how it ended; that is all that can be said.
-            cell.keep();
-            return Err(GateError::Unrecorded { record: Box::new(record), source: error });
-        }
-        // A group the kernel would not let go of yet is the next sweep's; so is its name.
-        if live.cgroups.iter().any(|path| path.exists()) {
-            cell.keep();
-        } else {
-            drop(cell);
-        }
-        if let Err(source) =
-            replace(&record.artifacts.join("exit_code.txt"), record.exit_status().to_string().as_bytes())
-        {
-            return Err(GateError::Unrecorded { record: Box::new(record), source });
-        }
-        match result {
-            Ok(report) => Ok((record, report)),
-            Err(source) => {
-                let command = record.command.first().cloned().unwrap_or_default();
-                Err(GateError::Run { command, record: Box::new(record), source })
-            }
-        }
+        Ok(Admitted { gate: self, record, group, live, cell, _hold: hold })
     }
 
     /// Ends a run that did not get its turn.
@@ -209,6 +220,8 @@ impl Gate {
             stderr_sha256: String::new(),
             isolation: None,
             workspace: WorkspaceRecord::of(plan.workspace()),
+            kind: Kind::Run,
+            session: None,
             artifacts,
         })
     }
@@ -228,6 +241,117 @@ impl Gate {
     }
 }
 
+/// A run that is on record, and has no end yet.
+#[derive(Debug)]
+pub struct Admitted<'a> {
+    gate: &'a Gate,
+    record: Record,
+    /// The name of its cgroup.
+    group: String,
+    live: LiveCell,
+    cell: Live<'a>,
+    _hold: Hold,
+}
+
+impl Admitted<'_> {
+    /// What is known of it so far.
+    pub fn record(&self) -> &Record {
+        &self.record
+    }
+
+    fn recorder<'a>(&'a self, plan: &'a Plan, viewer: &'a mut dyn Viewer) -> Result<Recorder<'a>, RecordError> {
+        let made = Recorder::new(&self.record, plan.workspace(), viewer);
+        if let Err(error) = &made {
+            let mut record = self.record.clone();
+            record.outcome = Some(Outcome::PlatformError);
+            record.ended_at = Some(Timestamp::now());
+            record.error = Some(chain(error));
+            // The error that is returned says more than one of writing it down.
+            let _said = self.gate.runs.write(&record);
+        }
+        made
+    }
+
+    /// Puts on record how a session ended, and what it left.
+    pub fn close(mut self, session: Session, ending: &Ending) -> Result<Record, GateError> {
+        let plan = session.plan().clone();
+        let mut nobody = Nobody;
+        let mut recorder = self.recorder(&plan, &mut nobody)?;
+        let left = session.close(&mut recorder);
+        drop(recorder);
+        self.record.ended_at = Some(Timestamp::now());
+        let wall = Timestamp::now().duration_since(self.record.started_at);
+        self.record.wall_ms = wall.as_secs_f64() * 1e3;
+        self.record.outcome = Some(ending.outcome);
+        self.record.limit = ending.limit.map(str::to_owned);
+        self.record.error.clone_from(&ending.error);
+        match &left {
+            Ok(left) => self.record.workspace.left(left.changes.as_ref(), &left.control),
+            Err(error) => self.record.error = Some(chain(error)),
+        }
+        self.end(left.map(|_| ()))
+    }
+
+    /// Puts on record how it ended.
+    fn settle(mut self, ran: Result<Report, RunError>) -> Result<(Record, Report), GateError> {
+        self.record.ended_at = Some(Timestamp::now());
+        match &ran {
+            Ok(report) => self.record.finish(report),
+            Err(error) => {
+                self.record.outcome = Some(Outcome::PlatformError);
+                self.record.error = Some(chain(error));
+            }
+        }
+        let mut report = None;
+        let record = self.end(ran.map(|ran| report = Some(ran)))?;
+        Ok((record, report.unwrap_or_else(|| unreachable!("it ran"))))
+    }
+
+    fn end(self, ran: Result<(), RunError>) -> Result<Record, GateError> {
+        let Admitted { gate, record, live, cell, .. } = self;
+        if let Err(error) = gate.runs.write(&record) {
+            // The next start says that nobody knows how it ended; that is all that can be said.
+            cell.keep();
+            return Err(GateError::Unrecorded { record: Box::new(record), source: error });
+        }
+        // A group the kernel would not let go of yet is the next sweep's; so is its name.
+        if live.cgroups.iter().any(|path| path.exists()) {
+            cell.keep();
+        } else {
+            drop(cell);
+        }
+        let status = record.exit_status().to_string();
+        if let Err(source) = replace(&record.artifacts.join("exit_code.txt"), status.as_bytes()) {
+            return Err(GateError::Unrecorded { record: Box::new(record), source });
+        }
+        match ran {
+            Ok(()) => Ok(record),
+            Err(source) => {
+                let command = record.command.first().cloned().unwrap_or_default();
+                Err(GateError::Run { command, record: Box::new(record), source })
+            }
+        }
+    }
+}
+
+/// How a session ended.
+#[derive(Clone, Debug)]
+pub struct Ending {
+    /// In a word.
+    pub outcome: Outcome,
+    /// The limit that ended it: `idle` or `life`.
+    pub limit: Option<&'static str>,
+    /// In words, where there is more to say.
+    pub error: Option<String>,
+}
+
+/// Sees nothing.
+struct Nobody;
+
+impl Viewer for Nobody {
+    fn output(&mut self, _: Stream, _: &[u8]) {}
+}
+
 /// Random bits for a name.
 pub(crate) fn random() -> u64 {
     let mut random = [0u8; 8];
@@ -238,6 +362,7 @@ pub(crate) fn random() -> u64 {
 }
 
 /// Forgets a living cell when its run is over, however it ends.
+#[derive(Debug)]
 struct Live<'a> {
     home: &'a Home,
     id: RunId,
@@ -258,9 +383,7 @@ impl Drop for Live<'_> {
 
 /// Writes the logs.
 struct Recorder<'a> {
-    home: &'a Home,
-    live: &'a mut LiveCell,
-    artifacts: &'a Path,
+    record: &'a Record,
     workspace: Option<&'a Workspace>,
     stdout: File,
     stderr: File,
@@ -271,37 +394,27 @@ struct Recorder<'a> {
 
 impl<'a> Recorder<'a> {
     fn new(
-        home: &'a Home,
-        live: &'a mut LiveCell,
-        artifacts: &'a Path,
+        record: &'a Record,
         workspace: Option<&'a Workspace>,
         viewer: &'a mut dyn Viewer,
     ) -> Result<Recorder<'a>, RecordError> {
         let log = |name: &str| {
-            let path = artifacts.join(name);
-            File::create(&path).map_err(|source| RecordError::Write { path, source })
+            let path = record.artifacts.join(name);
+            File::options()
+                .append(true)
+                .create(true)
+                .open(&path)
+                .map_err(|source| RecordError::Write { path, source })
         };
         let (stdout, stderr) = (log("stdout.log")?, log("stderr.log")?);
-        Ok(Recorder { home, live, artifacts, workspace, stdout, stderr, viewer, turn: None })
+        Ok(Recorder { record, workspace, stdout, stderr, viewer, turn: None })
     }
 }
 
 impl Observer for Recorder<'_> {
-    fn preparing(&mut self, traces: &Traces<'_>) -> io::Result<()> {
-        self.live.cgroups = traces.cgroups.to_vec();
-        self.live.placeholders = traces.placeholders.iter().map(|path| path.as_path().into()).collect();
-        self.live.write(self.home).map_err(io::Error::other)
-    }
-
-    fn spawned(&mut self, cell: &Spawned<'_>) -> io::Result<()> {
-        self.live.init_pid = Some(cell.init_pid);
-        self.live.cgroups = cell.cgroups.to_vec();
-        self.live.write(self.home).map_err(io::Error::other)
-    }
-
     fn proven(&mut self) {
         self.turn = None;
-        self.viewer.started(&self.live.run_id);
+        self.viewer.started(&self.record.run_id);
     }
 
     fn output(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
@@ -315,7 +428,7 @@ impl Observer for Recorder<'_> {
 
     fn changed(&mut self, changes: &Changes, layer: &Layer) -> io::Result<()> {
         match self.workspace {
-            Some(workspace) => diff::keep(self.artifacts, &self.live.run_id, workspace, changes, layer),
+            Some(workspace) => diff::keep(&self.record.artifacts, &self.record.run_id, workspace, changes, layer),
             None => Ok(()),
         }
     }

@@ -112,9 +112,7 @@ pub struct LiveCell {
     pub run_id: RunId,
     /// The hotcell that supervises it.
     pub supervisor: ProcessName,
-    /// The cell's init as the host sees it.
-    pub init_pid: Option<i32>,
-    /// Its cgroup directories.
+    /// The directories its cgroup may consist of.
     pub cgroups: Vec<PathBuf>,
     /// Places for decoys of control files in directories it writes.
     #[serde(default)]

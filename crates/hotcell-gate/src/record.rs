@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 
 use hotcell_base::text::{shown, shown_path};
 use hotcell_base::{Outcome, RunId};
-use hotcell_cell::changes::Change;
+use hotcell_cell::changes::{Change, Changes};
 use hotcell_cell::plan::Workspace;
+use hotcell_cell::report::{ControlAttempt, Isolation};
 use hotcell_cell::{Mode, Report, Standing};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -78,8 +79,27 @@ pub struct Record {
     pub isolation: Option<IsolationRecord>,
     /// The workspace and what changed in it; mode `none` where there is no workspace.
     pub workspace: WorkspaceRecord,
+    /// Whether it is a run, a session, or a command in one.
+    #[serde(default)]
+    pub kind: Kind,
+    /// The session it ran in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<RunId>,
     /// The directory with the logs and this file.
     pub artifacts: PathBuf,
+}
+
+/// What a record is of.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// A command in a cell of its own.
+    #[default]
+    Run,
+    /// A cell that stays.
+    Session,
+    /// A command in one that stays.
+    Exec,
 }
 
 /// The walls of a run.
@@ -176,21 +196,8 @@ impl Record {
         self.stderr_truncated = report.stderr.truncated;
         self.stdout_sha256 = report.stdout.sha256.clone();
         self.stderr_sha256 = report.stderr.sha256.clone();
-        let walls = &report.isolation.walls;
-        self.isolation = Some(IsolationRecord {
-            tier: report.isolation.tier.to_owned(),
-            walls: walls.iter().map(|(wall, standing)| (wall.name().to_owned(), standing.to_string())).collect(),
-            id_outside: report.isolation.id_outside,
-        });
-        let changes = report.changes.clone().unwrap_or_default();
-        self.workspace.changed = changes.list.iter().take(CHANGES_RECORDED_MAX).map(ChangeRecord::of).collect();
-        self.workspace.changed_count = changes.list.len() as u64;
-        self.workspace.changed_unknown = changes.truncated;
-        self.workspace.changed_truncated = changes.truncated || changes.list.len() > CHANGES_RECORDED_MAX;
-        let attempts = report.control.iter().take(CONTROL_RECORDED_MAX);
-        self.workspace.control_attempts = attempts
-            .map(|attempt| ControlRecord { path: shown(attempt.path.as_os_str().as_bytes()), blocked: attempt.blocked })
-            .collect();
+        self.isolation = Some((&report.isolation).into());
+        self.workspace.left(report.changes.as_ref(), &report.control);
     }
 
     /// Walls that were not proven, by name.
@@ -211,6 +218,34 @@ impl WorkspaceRecord {
             changed_truncated: false,
             changed_unknown: false,
             control_attempts: Vec::new(),
+        }
+    }
+}
+
+impl WorkspaceRecord {
+    /// Takes down what was left in it.
+    pub(crate) fn left(&mut self, changes: Option<&Changes>, control: &[ControlAttempt]) {
+        if let Some(changes) = changes {
+            self.changed = changes.list.iter().take(CHANGES_RECORDED_MAX).map(ChangeRecord::of).collect();
+            self.changed_count = changes.list.len() as u64;
+            self.changed_unknown = changes.truncated;
+            self.changed_truncated = changes.truncated || changes.list.len() > CHANGES_RECORDED_MAX;
+        }
+        let attempt = |attempt: &ControlAttempt| ControlRecord {
+            path: shown(attempt.path.as_os_str().as_bytes()),
+            blocked: attempt.blocked,
+        };
+        self.control_attempts = control.iter().take(CONTROL_RECORDED_MAX).map(attempt).collect();
+    }
+}
+
+impl From<&Isolation> for IsolationRecord {
+    fn from(isolation: &Isolation) -> IsolationRecord {
+        let walls = isolation.walls.iter();
+        IsolationRecord {
+            tier: isolation.tier.to_owned(),
+            walls: walls.map(|(wall, standing)| (wall.name().to_owned(), standing.to_string())).collect(),
+            id_outside: isolation.id_outside,
         }
     }
 }

@@ -16,6 +16,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hotcell_sys::program::Image;
@@ -96,16 +97,6 @@ pub enum Stream {
 
 /// Sees a run as it happens.
 pub trait Observer {
-    /// Nothing is made yet: these may be, and whoever finds them after a crash may remove them.
-    fn preparing(&mut self, _traces: &Traces<'_>) -> io::Result<()> {
-        Ok(())
-    }
-
-    /// The cell exists: whoever finds these after a crash may remove them.
-    fn spawned(&mut self, _cell: &Spawned<'_>) -> io::Result<()> {
-        Ok(())
-    }
-
     /// Every wall stands and the command is about to begin.
     fn proven(&mut self) {}
 
@@ -123,24 +114,13 @@ pub trait Observer {
     }
 }
 
-/// What a cell may leave on the host if everything of ours is killed at once.
-#[derive(Debug)]
-pub struct Traces<'a> {
+/// What a cell may leave on the host if everything of ours is killed at once: whoever finds it may remove it.
+#[derive(Clone, Default, Debug)]
+pub struct Traces {
     /// Its cgroup directories, wherever they may come to be.
-    pub cgroups: &'a [std::path::PathBuf],
+    pub cgroups: Vec<std::path::PathBuf>,
     /// Places for decoys; see [`placeholders`].
-    pub placeholders: &'a [std::path::PathBuf],
-}
-
-/// A cell that just came to be.
-#[derive(Debug)]
-pub struct Spawned<'a> {
-    /// The spawner's pid.
-    pub spawner_pid: u32,
-    /// The pid of the cell's init.
-    pub init_pid: i32,
-    /// Its cgroup directories.
-    pub cgroups: &'a [std::path::PathBuf],
+    pub placeholders: Vec<std::path::PathBuf>,
 }
 
 /// Keeps output in memory.
@@ -223,12 +203,17 @@ impl Plan {
     /// Runs the command without input and keeps its output in memory.
     pub fn run(&self) -> Result<Report, RunError> {
         let mut memory = Memory::default();
-        let mut report = self.run_with("hotcell", Stdin::Null, &mut memory, None)?;
+        let mut report = self.run_with(&group_name("hotcell"), Stdin::Null, &mut memory, None)?;
         memory.give(&mut report);
         Ok(report)
     }
 
-    /// Runs the command. `name` begins the name of its cgroup.
+    /// What a cell of this plan may leave, if its cgroup has this name.
+    pub fn traces(&self, name: &str) -> Traces {
+        Traces { cgroups: self.host.cgroups.candidates(name), placeholders: self.placeholders() }
+    }
+
+    /// Runs the command. `name` is that of its cgroup, and nobody else's.
     pub fn run_with(
         &self,
         name: &str,
@@ -259,7 +244,7 @@ impl Plan {
     ) -> Result<Report, RunError> {
         let begun = Instant::now();
         let since = now();
-        let mut station = Station::open(self, name, observer)?;
+        let mut station = Station::open(self, name)?;
         let cell = station.raise()?;
         let mut report = station.run(self, cell, stdin, observer, remote, (begun, since))?;
         let removing = Instant::now();
@@ -297,6 +282,12 @@ impl Plan {
         }
         walls
     }
+}
+
+/// A name for a cgroup that no other has while this process lives.
+pub(crate) fn group_name(prefix: &str) -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    format!("{prefix}-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// The wall clock, in seconds and nanoseconds.

@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags};
 use super::placeholders::Placeholders;
 use super::streams::{Input, Output, Pipes};
 use super::supervisor::{Reach, Supervisor};
-use super::{Observer, RemoteEnd, RunError, Spawned, Stdin, Stream, Traces, fault, out_of_turn, platform};
+use super::{Observer, RemoteEnd, RunError, Stdin, Stream, fault, out_of_turn, platform};
 use crate::cgroup::Group;
 use crate::launch::{self, Label, Making};
 use crate::plan::{ID_FIRST, Identity, Plan};
@@ -75,18 +75,14 @@ pub(crate) struct Raised {
 }
 
 impl Station {
-    /// Opens a station for a plan. `name` begins the name of its cgroup. Nothing of it is proven before the first cell.
-    pub(crate) fn open(plan: &Plan, name: &str, observer: &mut dyn Observer) -> Result<Station, RunError> {
+    /// Opens a station for a plan. `name` is that of its cgroup. Nothing of it is proven before the first cell.
+    pub(crate) fn open(plan: &Plan, name: &str) -> Result<Station, RunError> {
         let mut group = Guard { group: None };
         let mut spawner = Spawner::start().map_err(platform("the cell's first process cannot be started"))?;
         let id = ID_FIRST + spawner.pid();
-        let group_name = format!("{name}-{}", spawner.pid());
-        let candidates = plan.host.cgroups.candidates(&group_name);
-        let traces = Traces { cgroups: &candidates, placeholders: &plan.placeholders() };
-        observer.preparing(&traces).map_err(platform("the cell cannot be recorded"))?;
         let placeholders = Placeholders::make(plan);
         let placeholders = placeholders.map_err(platform("places for decoys of control files cannot be made"))?;
-        group.group = plan.cgroup(&group_name)?;
+        group.group = plan.cgroup(name)?;
         let owners = launch::owners(plan);
         let mut namespaces = Vec::new();
         for (uid, gid) in &owners {
@@ -174,13 +170,8 @@ impl Station {
     }
 
     /// Waits until a cell is ready for its command.
-    pub(crate) fn ready(
-        &mut self,
-        plan: &Plan,
-        rising: &mut Rising,
-        observer: &mut dyn Observer,
-    ) -> Result<(), RunError> {
-        rising.raised = Some(self.wait(plan, &rising.line, observer, None)?);
+    pub(crate) fn ready(&mut self, plan: &Plan, rising: &mut Rising) -> Result<(), RunError> {
+        rising.raised = Some(self.wait(plan, &rising.line, None)?);
         Ok(())
     }
 
@@ -204,7 +195,7 @@ impl Station {
         let raising = Instant::now();
         let raised = match raised {
             Some(raised) => raised,
-            None => self.wait(plan, &line, observer, remote)?,
+            None => self.wait(plan, &line, remote)?,
         };
         observer.proven();
         let walls = raising.elapsed();
@@ -299,7 +290,6 @@ impl Station {
         &mut self,
         plan: &Plan,
         line: &Line,
-        observer: &mut dyn Observer,
         remote: Option<&RemoteEnd>,
     ) -> Result<Raised, RunError> {
         let unheard = platform("the cell's first process cannot be heard");
@@ -320,12 +310,7 @@ impl Station {
             // Once both have said what is waited for, whatever else they say is for whoever supervises the command.
             if from_spawner && (init.is_none() || exports.is_none()) {
                 match self.spawner.next_event().map_err(&unheard)? {
-                    Some(Event::Spawned { pid, pidfd }) => {
-                        let cgroups = self.group().map(Group::directories).unwrap_or_default();
-                        let spawned = Spawned { spawner_pid: self.spawner.pid(), init_pid: pid, cgroups };
-                        observer.spawned(&spawned).map_err(platform("the cell cannot be recorded"))?;
-                        init = Some(pidfd);
-                    }
+                    Some(Event::Spawned { pidfd, .. }) => init = Some(pidfd),
                     Some(Event::Fault(found)) => return Err(fault(plan, &self.image, found)),
                     // Init says why, if it could.
                     Some(Event::Gone | Event::Reaped(_)) | None => match line.next_event().map_err(&unheard)? {
