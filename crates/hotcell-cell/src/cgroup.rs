@@ -260,18 +260,7 @@ impl Group {
         let directories = std::mem::take(&mut made.0);
         let (limits_now, limits) = (limits.clone(), limits.clone());
         let (before, is_used_up, is_released) = (Sample::default(), Cell::new(false), Cell::new(false));
-        Ok(Group {
-            place,
-            limits,
-            limits_now,
-            directories,
-            unified,
-            doors,
-            counters,
-            before,
-            is_used_up,
-            is_released,
-        })
+        Ok(Group { place, limits, limits_now, directories, unified, doors, counters, before, is_used_up, is_released })
     }
 
     /// What a cell's init needs: of each v1 group `tasks` to enter it and the list to see itself in it; then the unified
@@ -383,9 +372,11 @@ impl Place {
     /// The directories that have controllers.
     fn controlled(&self) -> Vec<&Path> {
         match self {
-            Place::V1 { memory, pids, cpu, cpuacct } => {
-                [Some(memory), Some(pids), Some(cpu), cpuacct.as_ref()].into_iter().flatten().map(|path| &**path).collect()
-            }
+            Place::V1 { memory, pids, cpu, cpuacct } => [Some(memory), Some(pids), Some(cpu), cpuacct.as_ref()]
+                .into_iter()
+                .flatten()
+                .map(|path| &**path)
+                .collect(),
             Place::V2 { directory } => vec![directory],
         }
     }
@@ -481,7 +472,11 @@ impl Counters {
             Place::V2 { directory } => Counters {
                 memory_events: open(directory, "memory.events"),
                 // Since Linux 6.12, writing to it lowers what this descriptor reads.
-                memory_peak: File::options().read(true).write(true).open(directory.join("memory.peak")).ok()
+                memory_peak: File::options()
+                    .read(true)
+                    .write(true)
+                    .open(directory.join("memory.peak"))
+                    .ok()
                     .or_else(|| open(directory, "memory.peak")),
                 memory_usage: None,
                 pids_events: open(directory, "pids.events"),
@@ -574,11 +569,12 @@ impl Made {
                 Ok(())
             }
             // Controllers mounted together share one directory.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && self.0.iter().any(|made| made == path) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && self.0.iter().any(|made| made == path) => {
+                Ok(())
+            }
             Err(source) => Err(NoGroup::Refused { what: "make", path: path.to_owned(), source }),
         }
     }
-
 }
 
 impl Drop for Made {
@@ -592,7 +588,8 @@ impl Drop for Made {
 
 fn write(directory: &Path, file: &str, value: impl ToString) -> Result<(), NoGroup> {
     let path = directory.join(file);
-    let written = File::options().write(true).open(&path).and_then(|mut file| file.write_all(value.to_string().as_bytes()));
+    let written =
+        File::options().write(true).open(&path).and_then(|mut file| file.write_all(value.to_string().as_bytes()));
     written.map_err(|source| NoGroup::Refused { what: "write", path, source })
 }
 

@@ -247,7 +247,7 @@ pub(crate) fn is_placeholder(path: &Path) -> bool {
 }
 
 /// Whether a path names a control file itself, and not something in it.
-pub(crate) fn is_control_file(path: &Path) -> bool {
+pub fn is_control_file(path: &Path) -> bool {
     is_control(path) && !path.parent().is_some_and(is_control)
 }
 

@@ -681,7 +681,8 @@ mod tests {
     }
 
     fn answer(number: c_long, args: [u64; 6]) -> String {
-        let (verdict, _) = decide(&filter(Part::Whole, Memory::Counted, &BTreeSet::new()), ARCH_X86_64, super::number(number), args);
+        let (verdict, _) =
+            decide(&filter(Part::Whole, Memory::Counted, &BTreeSet::new()), ARCH_X86_64, super::number(number), args);
         match verdict {
             RETURN_ALLOW => "allow".to_owned(),
             RETURN_KILL => "kill".to_owned(),
@@ -825,7 +826,10 @@ mod tests {
 
     #[test]
     fn watched_memory_takes_away_what_cannot_be_watched_and_nothing_else() {
-        let (counted, watched) = (filter(Part::Whole, Memory::Counted, &BTreeSet::new()), filter(Part::Whole, Memory::Watched, &BTreeSet::new()));
+        let (counted, watched) = (
+            filter(Part::Whole, Memory::Counted, &BTreeSet::new()),
+            filter(Part::Whole, Memory::Watched, &BTreeSet::new()),
+        );
         for nr in 0..512 {
             let differs = decide(&counted, ARCH_X86_64, nr, [0; 6]).0 != decide(&watched, ARCH_X86_64, nr, [0; 6]).0;
             let groups = GROUPS.iter().filter(|group| COUNTED_ONLY.contains(&group.name));

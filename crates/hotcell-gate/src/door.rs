@@ -400,11 +400,7 @@ impl<'a> Recorder<'a> {
     ) -> Result<Recorder<'a>, RecordError> {
         let log = |name: &str| {
             let path = record.artifacts.join(name);
-            File::options()
-                .append(true)
-                .create(true)
-                .open(&path)
-                .map_err(|source| RecordError::Write { path, source })
+            File::options().append(true).create(true).open(&path).map_err(|source| RecordError::Write { path, source })
         };
         let (stdout, stderr) = (log("stdout.log")?, log("stderr.log")?);
         Ok(Recorder { record, workspace, stdout, stderr, viewer, turn: None })

@@ -20,6 +20,7 @@ pub mod plain;
 mod queue;
 pub mod record;
 pub mod select;
+pub mod session;
 mod transition;
 
 pub use diff::{Diff, DiffError};

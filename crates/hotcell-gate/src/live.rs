@@ -85,7 +85,7 @@ impl Hold {
         Ok(Hold { _directory: directory })
     }
 
-    fn is_held(directory: &Path) -> bool {
+    pub(crate) fn is_held(directory: &Path) -> bool {
         let taken = File::open(directory).map(|directory| directory.try_lock_shared());
         matches!(taken, Ok(Err(fs::TryLockError::WouldBlock)))
     }

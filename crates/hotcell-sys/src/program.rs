@@ -394,7 +394,9 @@ fn wire_bytes<T: WireType>(value: &T) -> &[u8] {
 pub(crate) unsafe trait WireType: Copy {}
 // SAFETY: u64, i64 and pairs of u32; the size check below leaves no room for padding.
 unsafe impl WireType for Header {}
-const _: () = assert!(size_of::<Header>() == 8 * (2 + 5 + 2 + wire::EXPORTS_MAX + 1 + wire::INPUTS_MAX + wire::CELL_INPUTS_MAX + 2));
+const _: () = assert!(
+    size_of::<Header>() == 8 * (2 + 5 + 2 + wire::EXPORTS_MAX + 1 + wire::INPUTS_MAX + wire::CELL_INPUTS_MAX + 2)
+);
 // SAFETY: thirteen eight-byte integers and a pair of u32.
 unsafe impl WireType for Op {}
 const _: () = assert!(size_of::<Op>() == 8 * (1 + 6 + 1 + 4 + 2));

@@ -1,12 +1,14 @@
 //! The command line: one definition of each flag, from which help, reference and completion come.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use hotcell_base::{Bytes, Cpus, Glob, units};
 use hotcell_cell::{Limits, Mode, Wall};
+use hotcell_gate::session::LimitChanges;
 
 /// Runs code that nobody trusts yet, behind walls that are proven to stand.
 #[derive(Parser, Debug)]
@@ -23,15 +25,21 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Run a command in a cell
     Run(Box<RunArgs>),
+    /// Make a session: a cell that stays, for one command after the other
+    Create(Box<CreateArgs>),
+    /// Run a command in a session
+    Exec(Box<ExecArgs>),
+    /// Copy files into a session, or out of one
+    Cp(CpArgs),
     /// List runs, newest first
     Ls(LsArgs),
     /// Print what a run wrote
     Logs(LogsArgs),
     /// Show all that is known of a run
     Show(ShowArgs),
-    /// Remove runs with their files
+    /// Remove runs with their files; a session is ended first
     Rm(RmArgs),
-    /// End a run
+    /// End a run or a session
     Stop(StopArgs),
     /// Show what a copy-on-write run would change
     Diff(DiffArgs),
@@ -79,6 +87,101 @@ impl From<ModeArg> for Mode {
 
 #[derive(Args, Debug)]
 pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) cell: CellArgs,
+    #[command(flatten)]
+    pub(crate) start: StartArgs,
+    /// Where stdin comes from: a file, `-` for ours, `null` for nowhere
+    #[arg(long, value_name = "FILE", default_value = "null", help_heading = "Files", value_parser = clap::value_parser!(OsString))]
+    pub(crate) stdin: OsString,
+
+    #[command(flatten)]
+    pub(crate) limits: LimitArgs,
+    #[command(flatten)]
+    pub(crate) records: RecordArgs,
+
+    /// Print the plan and run nothing
+    #[arg(long, help_heading = "Output")]
+    pub(crate) explain: bool,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+
+    /// The command and its arguments
+    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true)]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct CreateArgs {
+    /// What it is called
+    #[arg(value_parser = name)]
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) cell: CellArgs,
+    /// A program its commands will need, wherever it is installed
+    #[arg(long, value_name = "PROGRAM", help_heading = "Files", value_parser = clap::value_parser!(OsString))]
+    pub(crate) with: Vec<OsString>,
+    #[command(flatten)]
+    pub(crate) start: StartArgs,
+    #[command(flatten)]
+    pub(crate) limits: LimitArgs,
+
+    /// End it when it has had no command for so long
+    #[arg(long, value_name = "TIME", value_parser = units::duration, default_value = "30m", help_heading = "Life")]
+    pub(crate) idle: Duration,
+    /// End it after so long in any case
+    #[arg(long, value_name = "TIME", value_parser = units::duration, default_value = "1d", help_heading = "Life")]
+    pub(crate) life: Duration,
+
+    /// Label to find it by
+    #[arg(long, value_name = "KEY=VALUE", help_heading = "Records", value_parser = label)]
+    pub(crate) label: Vec<(String, String)>,
+    /// Print one JSON object
+    #[arg(long, help_heading = "Output")]
+    pub(crate) json: bool,
+    /// Be the session's host, and not whoever starts it
+    #[arg(long, hide = true)]
+    pub(crate) as_host: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ExecArgs {
+    /// The session's name
+    pub(crate) session: String,
+    #[command(flatten)]
+    pub(crate) start: StartArgs,
+    /// Where stdin comes from: a file, `-` for ours, `null` for nowhere
+    #[arg(long, value_name = "FILE", default_value = "null", help_heading = "Files", value_parser = clap::value_parser!(OsString))]
+    pub(crate) stdin: OsString,
+
+    #[command(flatten)]
+    pub(crate) limits: LimitArgs,
+    #[command(flatten)]
+    pub(crate) records: RecordArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+
+    /// The command and its arguments
+    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true)]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct CpArgs {
+    /// A path, or SESSION:PATH
+    #[arg(value_name = "FROM", value_parser = clap::value_parser!(OsString))]
+    pub(crate) from: OsString,
+    /// A path, or SESSION:PATH
+    #[arg(value_name = "TO", value_parser = clap::value_parser!(OsString))]
+    pub(crate) to: OsString,
+    /// Print what was copied as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What a cell is built of.
+#[derive(Args, Debug)]
+pub(crate) struct CellArgs {
     /// Directory to work in; it appears inside at its own path
     #[arg(long, short = 'w', value_name = "DIR", help_heading = "Files")]
     pub(crate) workspace: Option<PathBuf>,
@@ -91,16 +194,28 @@ pub(crate) struct RunArgs {
     /// Let the command change this control file, such as .git, which is read-only otherwise
     #[arg(long, value_name = "PATH", help_heading = "Files")]
     pub(crate) allow_control: Vec<PathBuf>,
+
+    /// Refuse unless this wall is enforced by the kernel
+    #[arg(long, value_name = "WALL", help_heading = "Walls", value_parser = wall)]
+    pub(crate) require: Vec<Wall>,
+    /// Run without this wall if the machine cannot have it, and say so in the report
+    #[arg(long, value_name = "WALL", help_heading = "Walls", value_parser = wall)]
+    pub(crate) allow_missing: Vec<Wall>,
+}
+
+/// How a command begins.
+#[derive(Args, Debug)]
+pub(crate) struct StartArgs {
     /// Directory the command starts in [default: the workspace, else an empty one]
     #[arg(long = "directory", short = 'C', value_name = "DIR", help_heading = "Files")]
     pub(crate) directory: Option<PathBuf>,
     /// Set a variable, or pass the host's value on
     #[arg(long, short = 'e', value_name = "NAME[=VALUE]", help_heading = "Files", value_parser = clap::value_parser!(OsString))]
     pub(crate) env: Vec<OsString>,
-    /// Where stdin comes from: a file, `-` for ours, `null` for nowhere
-    #[arg(long, value_name = "FILE", default_value = "null", help_heading = "Files", value_parser = clap::value_parser!(OsString))]
-    pub(crate) stdin: OsString,
+}
 
+#[derive(Args, Debug)]
+pub(crate) struct LimitArgs {
     /// Wall-clock time [default: 10m]
     #[arg(long, value_name = "TIME", value_parser = units::duration, help_heading = "Limits")]
     pub(crate) time: Option<Duration>,
@@ -128,24 +243,20 @@ pub(crate) struct RunArgs {
     /// Size of one file [default: the disk limit]
     #[arg(long, value_name = "SIZE", help_heading = "Limits")]
     pub(crate) file_size: Option<Bytes>,
+}
 
-    /// Refuse unless this wall is enforced by the kernel
-    #[arg(long, value_name = "WALL", help_heading = "Walls", value_parser = wall)]
-    pub(crate) require: Vec<Wall>,
-    /// Run without this wall if the machine cannot have it, and say so in the report
-    #[arg(long, value_name = "WALL", help_heading = "Walls", value_parser = wall)]
-    pub(crate) allow_missing: Vec<Wall>,
-
+#[derive(Args, Debug)]
+pub(crate) struct RecordArgs {
     /// Name to find the run by
     #[arg(long, value_name = "NAME", help_heading = "Records", value_parser = name)]
     pub(crate) name: Option<String>,
     /// Label to find the run by
     #[arg(long, value_name = "KEY=VALUE", help_heading = "Records", value_parser = label)]
     pub(crate) label: Vec<(String, String)>,
+}
 
-    /// Print the plan and run nothing
-    #[arg(long, help_heading = "Output")]
-    pub(crate) explain: bool,
+#[derive(Args, Debug)]
+pub(crate) struct OutputArgs {
     /// Print one JSON object on stdout instead of the command's output
     #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
@@ -155,13 +266,27 @@ pub(crate) struct RunArgs {
     /// Print where the time went
     #[arg(long, short = 'v', action = ArgAction::SetTrue, help_heading = "Output")]
     pub(crate) verbose: bool,
-
-    /// The command and its arguments
-    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true)]
-    pub(crate) command: Vec<OsString>,
 }
 
-impl RunArgs {
+impl StartArgs {
+    /// Variables to set, or to pass on.
+    pub(crate) fn variables(&self) -> Vec<(OsString, Option<OsString>)> {
+        self.env
+            .iter()
+            .map(|variable| {
+                split_at(variable, b'=').map_or((variable.clone(), None), |(name, value)| (name, Some(value)))
+            })
+            .collect()
+    }
+}
+
+fn split_at(text: &OsStr, byte: u8) -> Option<(OsString, OsString)> {
+    let at = text.as_bytes().iter().position(|one| *one == byte)?;
+    let (left, right) = text.as_bytes().split_at(at);
+    Some((OsString::from_vec(left.to_vec()), OsString::from_vec(right[1..].to_vec())))
+}
+
+impl LimitArgs {
     /// The limits, each from its flag or its default.
     pub(crate) fn limits(&self) -> Limits {
         let default = Limits::default();
@@ -177,6 +302,21 @@ impl RunArgs {
             file_size: self.file_size.or(default.file_size),
         }
     }
+
+    /// Only those that were given.
+    pub(crate) fn changes(&self) -> LimitChanges {
+        LimitChanges {
+            time: self.time,
+            cpus_milli: self.cpus.map(|cpus| cpus.milli),
+            cpu_time: self.cpu_time,
+            memory: self.memory.map(|size| size.0),
+            pids: self.pids,
+            fds: self.fds,
+            disk: self.disk.map(|size| size.0),
+            output: self.output.map(|size| size.0),
+            file_size: self.file_size.map(|size| size.0),
+        }
+    }
 }
 
 #[derive(Args, Debug)]
@@ -184,6 +324,9 @@ pub(crate) struct LsArgs {
     /// Only runs with this label
     #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
     pub(crate) label: Vec<(String, String)>,
+    /// Only sessions that are there, and how they are doing
+    #[arg(long, conflicts_with = "label")]
+    pub(crate) sessions: bool,
     /// At most so many
     #[arg(long, short = 'n', value_name = "N", default_value_t = 20)]
     pub(crate) limit: usize,

@@ -3,9 +3,10 @@
 use std::error::Error;
 
 use hotcell_base::Outcome;
-use hotcell_base::text::shown_path;
+use hotcell_base::text::{shown, shown_path};
 use hotcell_cell::needs::CommandError;
 use hotcell_cell::{HostError, PlanError, RunError, Wall};
+use hotcell_gate::session::{Refusal, SessionError};
 use hotcell_gate::{DiffError, GateError, HomeError, PackError, RecordError};
 
 /// Anything that ends a command of ours.
@@ -18,6 +19,7 @@ pub(crate) enum Failure {
     Record(RecordError),
     Diff(DiffError),
     Pack(PackError),
+    Session(SessionError),
     /// A wrong use that the parser could not see.
     Usage {
         message: String,
@@ -54,6 +56,8 @@ impl Failure {
             Failure::Record(error) => (error.to_string(), error.source()),
             Failure::Diff(error) => (error.to_string(), error.source()),
             Failure::Pack(error) => (error.to_string(), error.source()),
+            Failure::Session(SessionError::Refused(refusal)) => return refusal.chain.clone(),
+            Failure::Session(error) => (error.to_string(), error.source()),
             Failure::Usage { message, .. } | Failure::Refused { message, .. } => (message.clone(), None),
             Failure::Io { message, source, .. } => (message.clone(), Some(source)),
         };
@@ -89,13 +93,7 @@ impl Failure {
             Failure::Home(HomeError::NotPrivate { path, .. }) => format!("close it: chmod 700 '{}'", shown_path(path)),
             Failure::Home(_) => "choose another place: hotcell --home DIR …, or set HOTCELL_HOME".to_owned(),
             Failure::Plan(error) => return plan_hint(error),
-            Failure::Gate(error) => match &**error {
-                GateError::Record(_) | GateError::Unrecorded { .. } => {
-                    "look at the space and the rights there: df -h and ls -ld on that path".to_owned()
-                }
-                GateError::Turn { .. } => "start it again when fewer are starting: hotcell ls".to_owned(),
-                GateError::Run { source, .. } => return run_hint(source),
-            },
+            Failure::Gate(error) => return gate_hint(error),
             Failure::Diff(DiffError::Record(RecordError::NotFound(_))) => "list the runs: hotcell ls".to_owned(),
             Failure::Diff(DiffError::NoCopy { .. }) => {
                 "run it on a copy: hotcell run -w DIR --mode cow -- COMMAND".to_owned()
@@ -106,6 +104,7 @@ impl Failure {
             Failure::Record(RecordError::Ambiguous { .. }) => "give more of the id: hotcell ls".to_owned(),
             Failure::Record(RecordError::Damaged { path, .. }) => format!("look at it: less '{}'", shown_path(path)),
             Failure::Record(_) => "look at the rights there: ls -ld on that path".to_owned(),
+            Failure::Session(error) => return session_hint(error),
             Failure::Usage { hint, .. } | Failure::Refused { hint, .. } => hint.clone(),
             Failure::Io { hint, .. } => return hint.clone(),
         })
@@ -119,7 +118,13 @@ impl Failure {
                 Outcome::NotExecutable => 126,
                 _ => 125,
             },
+            (During::Run, Failure::Session(SessionError::Refused(Refusal { outcome, .. }))) => match outcome {
+                Outcome::NotFound => 127,
+                Outcome::NotExecutable => 126,
+                _ => 125,
+            },
             (During::Run, _) => 125,
+            (During::Other, Failure::Session(SessionError::Exists(_))) => 3,
             (During::Other, Failure::Usage { .. }) => 2,
             (During::Other, Failure::Refused { .. }) => 3,
             (
@@ -145,6 +150,7 @@ impl Failure {
     pub(crate) fn outcome(&self) -> Outcome {
         match self {
             Failure::Plan(error) => outcome(error),
+            Failure::Session(SessionError::Refused(refusal)) => refusal.outcome,
             _ => Outcome::PlatformError,
         }
     }
@@ -165,6 +171,31 @@ fn in_the_way(error: &PackError) -> Vec<String> {
     let more = lines.len().saturating_sub(SHOWN_MAX);
     let rest = (more > 0).then(|| format!("and {more} more"));
     lines.into_iter().take(SHOWN_MAX).chain(rest).collect()
+}
+
+fn session_hint(error: &SessionError) -> Option<String> {
+    Some(match error {
+        SessionError::NotFound(name) => {
+            format!("make it: hotcell create {}; see which there are: hotcell ls --sessions", shown(name))
+        }
+        SessionError::Exists(name) => {
+            format!("use it: hotcell exec {0} -- COMMAND; or end it first: hotcell rm {0}", shown(name))
+        }
+        SessionError::Over(name) => format!("see how it ended: hotcell show {}", shown(name)),
+        SessionError::Refused(refusal) => return refusal.hint.clone(),
+        SessionError::Gate(error) => return gate_hint(error),
+        SessionError::Io { .. } => "see whether it is there: hotcell ls --sessions".to_owned(),
+    })
+}
+
+fn gate_hint(error: &GateError) -> Option<String> {
+    Some(match error {
+        GateError::Record(_) | GateError::Unrecorded { .. } => {
+            "look at the space and the rights there: df -h and ls -ld on that path".to_owned()
+        }
+        GateError::Turn { .. } => "start it again when fewer are starting: hotcell ls".to_owned(),
+        GateError::Run { source, .. } => return run_hint(source),
+    })
 }
 
 fn pack_hint(error: &PackError) -> String {
@@ -218,7 +249,7 @@ fn plan_hint(error: &PlanError) -> Option<String> {
     Some(match error {
         PlanError::NoCommand => "give one after --: hotcell run -- echo hello".to_owned(),
         PlanError::Command(CommandError::NotFound(name)) => {
-            let name = hotcell_base::text::shown(std::os::unix::ffi::OsStrExt::as_bytes(name.as_os_str()));
+            let name = shown(std::os::unix::ffi::OsStrExt::as_bytes(name.as_os_str()));
             format!("look for it: command -v '{name}'; a file of your project is found with --workspace DIR")
         }
         PlanError::Command(CommandError::Directory(_)) => "give a program: hotcell run -- ls DIR".to_owned(),
@@ -303,5 +334,6 @@ from! {
     RecordError => Failure::Record,
     DiffError => Failure::Diff,
     PackError => Failure::Pack,
+    SessionError => Failure::Session,
     GateError => |error| Failure::Gate(Box::new(error)),
 }

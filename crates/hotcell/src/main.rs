@@ -2,6 +2,7 @@
 
 mod changes;
 mod cli;
+mod cp;
 mod diff;
 mod doctor;
 mod error;
@@ -13,6 +14,7 @@ mod run;
 mod runs;
 mod screen;
 mod selftest;
+mod sessions;
 mod tee;
 
 use std::ffi::OsStr;
@@ -34,6 +36,7 @@ fn main() -> ExitCode {
     };
     let code = match &cli.command {
         Command::Run(args) => run::run(args, cli.home.clone()),
+        Command::Exec(args) => sessions::exec(args, cli.home.clone()),
         _ => match others(&cli) {
             Ok(code) => code,
             Err(failure) => {
@@ -51,13 +54,18 @@ fn others(cli: &Cli) -> Result<u8, Failure> {
         Command::Probe(args) => return probe::probe(args),
         _ => {}
     }
+    if let Command::Create(args) = &cli.command {
+        return sessions::create(args, cli.home.clone());
+    }
     let host = Host::probe(std::env::vars_os())?;
     if let Command::Selftest(args) = &cli.command {
         return selftest::selftest(&host, args);
     }
     let home = HomePlace::find(cli.home.clone(), &host)?.open()?;
     match &cli.command {
+        Command::Ls(args) if args.sessions => sessions::ls(&home, args)?,
         Command::Ls(args) => runs::ls(&home, args)?,
+        Command::Cp(args) => cp::cp(&home, args)?,
         Command::Logs(args) => runs::logs(&home, args)?,
         Command::Show(args) => runs::show(&home, args)?,
         Command::Rm(args) => runs::rm(&home, args)?,
@@ -67,7 +75,12 @@ fn others(cli: &Cli) -> Result<u8, Failure> {
         Command::Undo(args) => changes::undo(&home, args)?,
         Command::Gc(args) => return gc::gc(&home, args),
         Command::Doctor(args) => return doctor::doctor(&host, home.path(), args),
-        Command::Run(_) | Command::Probe(_) | Command::Selftest(_) | Command::Reference => {
+        Command::Run(_)
+        | Command::Exec(_)
+        | Command::Create(_)
+        | Command::Probe(_)
+        | Command::Selftest(_)
+        | Command::Reference => {
             unreachable!("handled by the caller")
         }
     }
@@ -82,7 +95,7 @@ fn usage(error: &clap::Error) -> u8 {
         return u8::from(printed.is_err());
     }
     let is_run = std::env::args_os().skip(1).find(|argument| !argument.as_encoded_bytes().starts_with(b"-"));
-    if is_run.as_deref() == Some(OsStr::new("run")) { 125 } else { 2 }
+    if is_run.is_some_and(|word| word == "run" || word == "exec") { 125 } else { 2 }
 }
 
 /// Prints a failure with its causes and what to try next.
@@ -98,6 +111,11 @@ fn report(failure: &Failure) {
         text.push_str(&hint);
     }
     screen::note(&text);
+}
+
+/// The home, for those who need nothing else of this machine.
+pub(crate) fn home_only(flag: Option<PathBuf>) -> Result<Home, Failure> {
+    HomePlace::find(flag, &Host::probe(std::env::vars_os())?)?.open()
 }
 
 /// Where runs are kept.

@@ -10,11 +10,11 @@ use std::path::PathBuf;
 use hotcell_base::text::shown;
 use hotcell_base::{Bytes, Outcome};
 use hotcell_cell::report::Timings;
-use hotcell_cell::{Cell, Host, Mode, MountRequest, Plan, Remote, RemoteEnd, Stdin, Wall, remote};
+use hotcell_cell::{Builder, Cell, Host, Mode, MountRequest, Plan, RemoteEnd, Stdin, Wall, remote};
 use hotcell_gate::{Gate, GateError, Home, Record, Request};
 use hotcell_sys::signals::EndSignals;
 
-use crate::cli::{self, RunArgs};
+use crate::cli::{self, CellArgs, RunArgs, StartArgs};
 use crate::error::{During, Failure};
 use crate::explain;
 use crate::screen;
@@ -25,7 +25,7 @@ pub(crate) fn run(args: &RunArgs, home: Option<PathBuf>) -> u8 {
     match try_run(args, home) {
         Ok(code) => code,
         Err(failure) => {
-            if args.json {
+            if args.output.json {
                 // Where nothing can be printed, the report below is all there is.
                 let _said_below = screen::data(&refusal(&failure));
             }
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &RunArgs, home: Option<PathBuf>) -> u8 {
 }
 
 /// The JSON of a run that did not happen, or failed on our side.
-fn refusal(failure: &Failure) -> String {
+pub(crate) fn refusal(failure: &Failure) -> String {
     let record = match failure {
         Failure::Gate(error) => match &**error {
             GateError::Run { record, .. } | GateError::Turn { record, .. } | GateError::Unrecorded { record, .. } => {
@@ -62,7 +62,7 @@ fn try_run(args: &RunArgs, home: Option<PathBuf>) -> Result<u8, Failure> {
         // A home that is not there yet has nothing to hide.
         let home_path = std::fs::canonicalize(&home_path).unwrap_or(home_path);
         let plan = plan(args, &host, &home_path)?;
-        let text = if args.json { explain::json(&plan) } else { explain::text(&plan, args) };
+        let text = if args.output.json { explain::json(&plan) } else { explain::text(&plan, args) };
         screen::answer(&text)?;
         return Ok(0);
     }
@@ -77,15 +77,15 @@ fn try_run(args: &RunArgs, home: Option<PathBuf>) -> Result<u8, Failure> {
         hint: Some("see how many files are open: ulimit -n".to_owned()),
         source,
     })?;
-    listen_for_signals(remote)?;
+    listen_for_signals(move |signal| remote.signal(signal))?;
     let (record, timings) = pass_the_gate(args, &home, &plan, stdin, &remote_end)?;
-    if args.json {
+    if args.output.json {
         let text = serde_json::to_string_pretty(&record).expect("a record is plain data");
         screen::answer(format!("{text}\n"))?;
-    } else if !args.quiet {
+    } else if !args.output.quiet {
         screen::note(&ending(&record));
     }
-    if args.verbose {
+    if args.output.verbose {
         screen::note(&timing(&timings));
     }
     Ok(record.exit_status())
@@ -98,14 +98,15 @@ fn pass_the_gate(
     stdin: Stdin,
     remote: &RemoteEnd,
 ) -> Result<(Record, Timings), Failure> {
-    let mut tee = Tee::new(!args.json);
-    if !args.quiet && !args.json {
+    let mut tee = Tee::new(!args.output.json);
+    if !args.output.quiet && !args.output.json {
         let walls: Vec<&str> =
             plan.walls().keys().filter(|wall| plan.asks_for(**wall)).map(|wall| wall.name()).collect();
         let walls = walls.join(" ");
         tee.on_start = Some(Box::new(move |run| screen::note(&format!("started  {run}  walls: {walls}"))));
     }
-    let request = Request { stdin, name: args.name.clone(), labels: args.label.iter().cloned().collect() };
+    let request =
+        Request { stdin, name: args.records.name.clone(), labels: args.records.label.iter().cloned().collect() };
     let ran = Gate::of(home).run(plan, request, &mut tee, Some(remote));
     tee.finish();
     let (record, report) = ran?;
@@ -113,29 +114,29 @@ fn pass_the_gate(
 }
 
 fn plan(args: &RunArgs, host: &Host, home: &std::path::Path) -> Result<Plan, Failure> {
-    let mut builder = Cell::builder().command(args.command.iter().cloned()).limits(args.limits()).hide(home);
-    if let Some(workspace) = &args.workspace {
-        builder = builder.workspace(workspace, args.mode.map_or(Mode::Cow, Mode::from));
+    let builder = builder(&args.cell, &args.start, home)?.limits(args.limits.limits());
+    Ok(builder.command(args.command.iter().cloned()).plan(host)?)
+}
+
+/// A request for a cell, but for its limits and its command.
+pub(crate) fn builder(cell: &CellArgs, start: &StartArgs, home: &std::path::Path) -> Result<Builder, Failure> {
+    let mut builder = Cell::builder().hide(home);
+    if let Some(workspace) = &cell.workspace {
+        builder = builder.workspace(workspace, cell.mode.map_or(Mode::Cow, Mode::from));
     }
-    if let Some(directory) = &args.directory {
+    if let Some(directory) = &start.directory {
         builder = builder.current_dir(directory);
     }
-    builder = args.allow_control.iter().fold(builder, |builder, path| builder.allow_control(path));
-    for mount in &args.mount {
+    builder = cell.allow_control.iter().fold(builder, |builder, path| builder.allow_control(path));
+    for mount in &cell.mount {
         builder = builder.mount(mount_request(mount)?);
     }
-    for variable in &args.env {
-        let (name, value) = match split_at(variable, b'=') {
-            Some((name, value)) => (name, Some(value)),
-            None => (variable.clone(), None),
-        };
-        builder = builder.env(name, value);
-    }
-    builder = args.require.iter().fold(builder, |builder, wall| builder.require(*wall));
-    for wall in args.allow_missing.iter().copied().chain(always_allowed_missing()?) {
+    builder = start.variables().into_iter().fold(builder, |builder, (name, value)| builder.env(name, value));
+    builder = cell.require.iter().fold(builder, |builder, wall| builder.require(*wall));
+    for wall in cell.allow_missing.iter().copied().chain(always_allowed_missing()?) {
         builder = builder.allow_missing(wall);
     }
-    Ok(builder.plan(host)?)
+    Ok(builder)
 }
 
 /// Walls that this user lives without on this machine: said once instead of with every run.
@@ -173,13 +174,7 @@ fn mount_request(text: &OsStr) -> Result<MountRequest, Failure> {
     Ok(MountRequest { source: path(&bytes[..at]), target: path(&bytes[at + 1..]), writable })
 }
 
-fn split_at(text: &OsStr, byte: u8) -> Option<(OsString, OsString)> {
-    let at = text.as_bytes().iter().position(|one| *one == byte)?;
-    let (left, right) = text.as_bytes().split_at(at);
-    Some((OsString::from_vec(left.to_vec()), OsString::from_vec(right[1..].to_vec())))
-}
-
-fn stdin(source: &OsStr) -> Result<Stdin, Failure> {
+pub(crate) fn stdin(source: &OsStr) -> Result<Stdin, Failure> {
     match source.to_str() {
         Some("null") => Ok(Stdin::Null),
         Some("-") => {
@@ -212,7 +207,7 @@ fn unreadable_input(name: &str, source: std::io::Error) -> Failure {
 }
 
 /// Passes Ctrl-C and its like on to the run.
-fn listen_for_signals(remote: Remote) -> Result<(), Failure> {
+pub(crate) fn listen_for_signals(mut pass_on: impl FnMut(u8) + Send + 'static) -> Result<(), Failure> {
     let mut signals = EndSignals::listen().map_err(|source| Failure::Io {
         message: "cannot listen for signals".to_owned(),
         hint: None,
@@ -220,7 +215,7 @@ fn listen_for_signals(remote: Remote) -> Result<(), Failure> {
     })?;
     std::thread::spawn(move || {
         while let Ok(signal) = signals.wait() {
-            remote.signal(signal);
+            pass_on(signal);
         }
     });
     Ok(())
@@ -279,7 +274,7 @@ pub(crate) fn ending(record: &Record) -> String {
     text
 }
 
-fn timing(timings: &Timings) -> String {
+pub(crate) fn timing(timings: &Timings) -> String {
     let ms = |time: std::time::Duration| crate::show_ms(time.as_secs_f64() * 1e3);
     format!(
         "times    prepare {}, walls {}, run {}, collect {}",

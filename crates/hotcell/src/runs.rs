@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use hotcell_base::Bytes;
 use hotcell_base::text::shown;
 use hotcell_gate::live::LiveCell;
+use hotcell_gate::record::Kind;
 use hotcell_gate::{Home, Record, Runs, plain};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
@@ -47,7 +48,7 @@ pub(crate) fn ls(home: &Home, args: &LsArgs) -> Result<(), Failure> {
             blank(record.exit_status().to_string()),
             blank(crate::show_ms(record.wall_ms)),
             blank(Bytes(record.memory_peak_bytes).to_string()),
-            short(&record.command.join(" "), 60),
+            if record.kind == Kind::Session { "(session)".to_owned() } else { short(&record.command.join(" "), 60) },
         ]);
     }
     screen::answer(screen::table(&rows))
@@ -64,7 +65,10 @@ pub(crate) fn show(home: &Home, args: &ShowArgs) -> Result<(), Failure> {
     }
     let mut rows: Vec<Vec<String>> = Vec::new();
     let mut row = |name: &str, value: String| rows.push(vec![name.to_owned(), value]);
-    row("run", record.run_id.to_string());
+    row(if record.kind == Kind::Session { "session" } else { "run" }, record.run_id.to_string());
+    if let Some(session) = &record.session {
+        row("in session", session.to_string());
+    }
     if let Some(name) = &record.name {
         row("name", name.clone());
     }
@@ -177,13 +181,22 @@ pub(crate) fn rm(home: &Home, args: &RmArgs) -> Result<(), Failure> {
     } else {
         args.run.iter().map(|name| runs.find(name)).collect::<Result<_, _>>()?
     };
-    if let Some(record) = records.iter().find(|record| is_running(home, record)) {
+    let is_in_use = |record: &&Record| record.kind != Kind::Session && is_running(home, record);
+    if let Some(record) = records.iter().find(is_in_use) {
         return Err(Failure::Refused {
             message: format!("{} is running", record.run_id),
             hint: format!("end it first: hotcell stop {}", record.run_id),
         });
     }
     for record in &records {
+        if is_running(home, record) {
+            end(home, record)?;
+        }
+        // With a session, what ran in it.
+        let all = if record.kind == Kind::Session { runs.list()? } else { Vec::new() };
+        for exec in all.iter().filter(|exec| exec.session.as_ref() == Some(&record.run_id)) {
+            runs.remove(&exec.run_id)?;
+        }
         runs.remove(&record.run_id)?;
         screen::note(&format!("removed {}", record.run_id));
     }
@@ -194,7 +207,13 @@ pub(crate) fn rm(home: &Home, args: &RmArgs) -> Result<(), Failure> {
 const STOP_WAIT: Duration = Duration::from_secs(10);
 
 pub(crate) fn stop(home: &Home, args: &StopArgs) -> Result<(), Failure> {
-    let record = Runs::of(home).find(&args.run)?;
+    let ended = end(home, &Runs::of(home).find(&args.run)?)?;
+    screen::note(&format!("stopped {} ({})", ended.run_id, state(home, &ended)));
+    Ok(())
+}
+
+/// Ends a run, or a session and what runs in it, and waits until it is over.
+fn end(home: &Home, record: &Record) -> Result<Record, Failure> {
     let not_running = || Failure::Refused {
         message: format!("{} is not running", record.run_id),
         hint: format!("see how it ended: hotcell show {}", record.run_id),
@@ -219,7 +238,5 @@ pub(crate) fn stop(home: &Home, args: &StopArgs) -> Result<(), Failure> {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    let ended = Runs::of(home).find(record.run_id.as_str())?;
-    screen::note(&format!("stopped {} ({})", ended.run_id, state(home, &ended)));
-    Ok(())
+    Ok(Runs::of(home).find(record.run_id.as_str())?)
 }

@@ -1,9 +1,11 @@
 //! Shows a run's output while it is recorded, without ever making the supervisor wait.
 //!
-//! A thread of its own writes to our streams. If whoever reads them is slow, the queue fills up, the
+//! A thread of its own writes to the streams. If whoever reads them is slow, the queue fills up, the
 //! command is made to wait, and its limits go on; if they are closed, the rest is recorded only.
 
+use std::fs::File;
 use std::io::{self, Write};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -12,13 +14,14 @@ use std::thread::JoinHandle;
 use hotcell_base::RunId;
 use hotcell_cell::Stream;
 use hotcell_gate::Viewer;
+use hotcell_gate::session::Window;
 
 use crate::screen;
 
 /// Bytes that may wait to be shown.
 const QUEUED_BYTES_MAX: usize = 1 << 20;
 
-type OnStart = Box<dyn FnOnce(&RunId)>;
+type OnStart = Box<dyn FnOnce(&RunId) + Send>;
 
 pub(crate) struct Tee {
     queue: Option<Sender<(Stream, Vec<u8>)>>,
@@ -31,14 +34,23 @@ pub(crate) struct Tee {
 impl Tee {
     /// Shows output if `show`, else only lets it be recorded.
     pub(crate) fn new(show: bool) -> Tee {
-        let queued_bytes = Arc::new(AtomicUsize::new(0));
-        let mut tee = Tee { queue: None, queued_bytes: Arc::clone(&queued_bytes), writer: None, on_start: None };
         if show {
-            let (queue, received) = channel();
-            tee.queue = Some(queue);
-            tee.writer = Some(std::thread::spawn(move || write_all(&received, &queued_bytes)));
+            return Tee::to([Box::new(io::stdout()), Box::new(io::stderr())]);
         }
-        tee
+        Tee { queue: None, queued_bytes: Arc::default(), writer: None, on_start: None }
+    }
+
+    /// Shows output on somebody else's streams.
+    pub(crate) fn on(stdout: OwnedFd, stderr: OwnedFd) -> Tee {
+        Tee::to([Box::new(File::from(stdout)), Box::new(File::from(stderr))])
+    }
+
+    fn to(streams: [Box<dyn Write + Send>; 2]) -> Tee {
+        let queued_bytes = Arc::new(AtomicUsize::new(0));
+        let (queue, received) = channel();
+        let shown = Arc::clone(&queued_bytes);
+        let writer = std::thread::spawn(move || write_all(&received, streams, &shown));
+        Tee { queue: Some(queue), queued_bytes, writer: Some(writer), on_start: None }
     }
 
     /// Waits until everything is shown.
@@ -49,6 +61,12 @@ impl Tee {
         {
             screen::note("hotcell: showing the output failed; it is complete in the log");
         }
+    }
+}
+
+impl Window for Tee {
+    fn close(self: Box<Self>) {
+        self.finish();
     }
 }
 
@@ -72,19 +90,22 @@ impl Viewer for Tee {
     }
 }
 
-fn write_all(received: &Receiver<(Stream, Vec<u8>)>, queued_bytes: &AtomicUsize) {
+fn write_all(
+    received: &Receiver<(Stream, Vec<u8>)>,
+    mut streams: [Box<dyn Write + Send>; 2],
+    queued_bytes: &AtomicUsize,
+) {
     let mut closed = [false; 2];
     for (stream, bytes) in received {
         let idx = usize::from(stream == Stream::Stderr);
         if !closed[idx] {
-            let written = match stream {
-                Stream::Stdout => io::stdout().write_all(&bytes).and_then(|()| io::stdout().flush()),
-                Stream::Stderr => io::stderr().write_all(&bytes),
-            };
+            let written = streams[idx].write_all(&bytes).and_then(|()| streams[idx].flush());
             if written.is_err() {
                 closed[idx] = true;
                 if stream == Stream::Stdout {
-                    screen::note("hotcell: stdout is closed; the rest of the output is only in the log");
+                    // If that is closed as well, nobody is there to be told.
+                    let _told =
+                        writeln!(streams[1], "hotcell: stdout is closed; the rest of the output is only in the log");
                 }
             }
         }

@@ -53,11 +53,7 @@ fn changes(
 }
 
 /// Control files the cell made, or tried to.
-fn control_attempts(
-    plan: &Plan,
-    scratch: Option<BorrowedFd<'_>>,
-    changes: Option<&Changes>,
-) -> Vec<ControlAttempt> {
+fn control_attempts(plan: &Plan, scratch: Option<BorrowedFd<'_>>, changes: Option<&Changes>) -> Vec<ControlAttempt> {
     let mut attempts = Vec::new();
     let workspace = plan.workspace.as_ref().map(|workspace| workspace.path.clone()).unwrap_or_default();
     let in_copy = changes.iter().flat_map(|changes| &changes.list).filter(|change| change.control);

@@ -105,7 +105,6 @@ impl Station {
         (plan.identity == Identity::Fresh && plan.asks_for(Wall::Id)).then_some(self.id)
     }
 
-
     /// Reaps a cell that is gone: what its whole tree used.
     pub(crate) fn reap(&mut self) -> Result<Usage, RunError> {
         let failed = platform("the cell cannot be reaped");
@@ -286,12 +285,7 @@ impl Station {
     }
 
     /// Waits until every wall stands or one did not.
-    pub(crate) fn wait(
-        &mut self,
-        plan: &Plan,
-        line: &Line,
-        remote: Option<&RemoteEnd>,
-    ) -> Result<Raised, RunError> {
+    pub(crate) fn wait(&mut self, plan: &Plan, line: &Line, remote: Option<&RemoteEnd>) -> Result<Raised, RunError> {
         let unheard = platform("the cell's first process cannot be heard");
         let deadline = Instant::now() + plan.limits.time.max(WALLS_WAIT_LEAST);
         let (mut init, mut exports) = (None, None);

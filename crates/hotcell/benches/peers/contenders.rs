@@ -79,10 +79,7 @@ pub(crate) struct Contender {
 }
 
 /// All contenders that work here, and the names of those that do not.
-pub(crate) fn all(
-    place: &Place,
-    is_wanted: &dyn Fn(&str, Payload) -> bool,
-) -> (Vec<Contender>, Vec<&'static str>) {
+pub(crate) fn all(place: &Place, is_wanted: &dyn Fn(&str, Payload) -> bool) -> (Vec<Contender>, Vec<&'static str>) {
     let (mut able, mut absent) = (Vec::new(), Vec::new());
     for payload in Payload::ALL {
         let candidates = peers(place, payload).into_iter().chain(ours(place, payload));

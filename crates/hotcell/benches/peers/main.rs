@@ -35,15 +35,8 @@ struct Args {
 
 impl Args {
     fn parse() -> Args {
-        let mut args = Args {
-            rounds: 100,
-            seconds: 1.0,
-            payload: None,
-            only: None,
-            is_alone: false,
-            json: None,
-            svg: None,
-        };
+        let mut args =
+            Args { rounds: 100, seconds: 1.0, payload: None, only: None, is_alone: false, json: None, svg: None };
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
             let mut value = || words.next().unwrap_or_else(|| panic!("{word} takes a value"));

@@ -156,3 +156,226 @@ fn children_of_spawners() -> Vec<rustix::process::Pid> {
     };
     pids.filter(is_ours).filter_map(rustix::process::Pid::from_raw).collect()
 }
+
+/// A session of the program's, which ends with the test.
+struct Named<'a> {
+    bench: &'a Bench,
+    name: &'static str,
+}
+
+impl<'a> Named<'a> {
+    fn create(bench: &'a Bench, name: &'static str, more: &[&str]) -> Named<'a> {
+        let made = bench.output([&["create", name], more].concat());
+        assert!(made.status.success(), "{}", text(&made.stderr));
+        Named { bench, name }
+    }
+
+    fn exec(&self, more: &[&str], argv: &[&str]) -> std::process::Output {
+        let words: Vec<&str> = [&["exec", "-q", self.name], more, &["--"], argv].concat();
+        self.bench.output(words)
+    }
+}
+
+impl Drop for Named<'_> {
+    fn drop(&mut self) {
+        self.bench.output(["stop", self.name]);
+    }
+}
+
+#[test]
+fn a_session_outlives_the_command_that_made_it() {
+    let bench = Bench::new();
+    let session = Named::create(&bench, "dev", &[]);
+    assert_eq!(session.exec(&[], &["sh", "-c", "echo 1 > /tmp/f; exit 7"]).status.code(), Some(7));
+    let second = session.exec(&[], &["cat", "/tmp/f"]);
+    assert_eq!((second.status.code(), text(&second.stdout).as_str()), (Some(0), "1\n"));
+    assert_eq!(session.exec(&[], &["no-such-command"]).status.code(), Some(127));
+    assert_eq!(session.exec(&["--time", "200ms"], &["sleep", "60"]).status.code(), Some(124));
+    assert_eq!(session.exec(&["--no-such-flag"], &["true"]).status.code(), Some(125));
+    // Each is on record, and so is the session.
+    let runs: serde_json::Value = serde_json::from_slice(&bench.output(["ls", "--json"]).stdout).expect("JSON");
+    let kinds: Vec<&str> = runs.as_array().expect("a list").iter().filter_map(|run| run["kind"].as_str()).collect();
+    assert_eq!(kinds, ["exec", "exec", "exec", "exec", "session"]);
+    let sessions = bench.output(["ls", "--sessions", "--json"]);
+    let sessions: serde_json::Value = serde_json::from_slice(&sessions.stdout).expect("JSON");
+    assert_eq!((&sessions[0]["name"], &sessions[0]["status"]["n_commands"]), (&"dev".into(), &4.into()));
+    let again = bench.output(["create", "dev"]);
+    assert_eq!(again.status.code(), Some(3), "{}", text(&again.stderr));
+    assert!(text(&again.stderr).contains("hotcell rm dev"), "{}", text(&again.stderr));
+    let wide = session.exec(&["--memory", "64GiB"], &["true"]);
+    assert_eq!(wide.status.code(), Some(125));
+    assert!(text(&wide.stderr).contains("64 GiB") && text(&wide.stderr).contains("2 GiB"), "{}", text(&wide.stderr));
+    // It goes with all its records, and its name can be had again.
+    assert!(bench.output(["rm", "dev"]).status.success());
+    assert_eq!(text(&bench.output(["ls", "--json"]).stdout), "[]\n");
+    assert_eq!(session.exec(&[], &["true"]).status.code(), Some(125));
+    let _again = Named::create(&bench, "dev", &[]);
+}
+
+#[test]
+fn input_output_and_signals_are_the_clients_own() {
+    let bench = Bench::new();
+    let session = Named::create(&bench, "io", &[]);
+    let mut child = bench
+        .hotcell(["exec", "-q", "--stdin", "-", "io", "--", "sh", "-c", "read x; echo got $x; echo err >&2"])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("started");
+    std::io::Write::write_all(&mut child.stdin.take().expect("piped"), b"hello\n").expect("taken");
+    let output = child.wait_with_output().expect("ended");
+    assert_eq!((text(&output.stdout).as_str(), text(&output.stderr).as_str()), ("got hello\n", "err\n"));
+    // A signal to the client is one to the command.
+    let script = "trap 'echo asked; exit 5' TERM; echo up; while :; do sleep 0.05; done";
+    let mut child = bench
+        .hotcell(["exec", "-q", "io", "--", "sh", "-c", script])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("started");
+    let mut up = [0; 3];
+    std::io::Read::read_exact(child.stdout.as_mut().expect("piped"), &mut up).expect("it says that it is up");
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("ours");
+    let output = child.wait_with_output().expect("ended");
+    assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(5), "asked\n"));
+    // A client that is killed takes its command with it, and nothing else.
+    let mut child = bench.hotcell(["exec", "-q", "io", "--", "sleep", "1000"]).spawn().expect("started");
+    let status = || -> serde_json::Value {
+        serde_json::from_slice(&bench.output(["ls", "--sessions", "--json"]).stdout).expect("JSON")
+    };
+    eventually("it runs", || status()[0]["status"]["running"][0] == "sleep");
+    child.kill().expect("ours");
+    child.wait().expect("ended");
+    eventually("its command ends", || status()[0]["status"]["running"].is_null());
+    assert_eq!(session.exec(&[], &["true"]).status.code(), Some(0));
+}
+
+#[test]
+fn commands_of_one_session_wait_for_each_other() {
+    let bench = Bench::new();
+    let session = Named::create(&bench, "queue", &[]);
+    let script = "test -e /tmp/busy && echo two at once; touch /tmp/busy; sleep 0.1; rm /tmp/busy; echo done";
+    let outputs: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..6).map(|_| scope.spawn(|| session.exec(&[], &["sh", "-c", script]))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    });
+    for output in outputs {
+        assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(0), "done\n"));
+    }
+}
+
+#[test]
+fn a_session_ends_when_it_is_idle_or_its_life_is_over() {
+    let bench = Bench::new();
+    let ended = |name: &str| -> serde_json::Value {
+        let shown = bench.output(["show", "--json", name]);
+        serde_json::from_slice(&shown.stdout).expect("JSON")
+    };
+    let _idle = Named::create(&bench, "idle", &["--idle", "300ms"]);
+    eventually("it ends by itself", || ended("idle")["outcome"] == "timeout");
+    assert_eq!(ended("idle")["limit"], "idle");
+    let short = Named::create(&bench, "short", &["--life", "700ms"]);
+    // In the middle of a command.
+    let cut = short.exec(&[], &["sleep", "60"]);
+    assert_eq!(cut.status.code(), Some(137), "{}", text(&cut.stderr));
+    eventually("it ends by itself", || ended("short")["outcome"] == "timeout");
+    assert_eq!(ended("short")["limit"], "life");
+    assert_eq!(text(&bench.output(["ls", "--sessions", "--json"]).stdout), "[]\n");
+}
+
+#[test]
+fn a_host_that_is_killed_leaves_nothing_and_its_name_is_free() {
+    let bench = Bench::new();
+    let _session = Named::create(&bench, "gone", &[]);
+    let client = bench.hotcell(["exec", "-q", "gone", "--", "sleep", "1000"]).spawn().expect("started");
+    let status = || text(&bench.output(["ls", "--sessions"]).stdout);
+    eventually("it runs", || status().contains("sleep 1000"));
+    let known = std::fs::read(bench.path("home/sessions/gone/session.json")).expect("a session");
+    let known: serde_json::Value = serde_json::from_slice(&known).expect("JSON");
+    let host = known["supervisor"]["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).expect("a pid");
+    let host = rustix::process::Pid::from_raw(host).expect("a pid");
+    rustix::process::kill_process(host, rustix::process::Signal::KILL).expect("ours");
+    let output = client.wait_with_output().expect("ended");
+    assert_eq!(output.status.code(), Some(125));
+    let run_id = known["run_id"].as_str().expect("a run").to_owned();
+    eventually("its groups go", || cgroups_with(&run_id).is_empty());
+    eventually("its processes go", || processes_in(&bench.path("")).is_empty());
+    let again = Named::create(&bench, "gone", &[]);
+    assert_eq!(again.exec(&[], &["true"]).status.code(), Some(0));
+    let runs = text(&bench.output(["ls"]).stdout);
+    assert_eq!(runs.matches("unknown").count(), 2, "the session and its command: {runs}");
+}
+
+#[test]
+fn a_copy_on_write_session_can_be_looked_at_and_applied() {
+    let bench = Bench::new();
+    let work = bench.dir("work");
+    bench.file("work/a", "1\n");
+    let words = ["-w", work.to_str().expect("text")];
+    let session = Named::create(&bench, "edit", &words);
+    assert_eq!(session.exec(&[], &["sh", "-c", "echo 2 > a"]).status.code(), Some(0));
+    assert_eq!(text(&session.exec(&[], &["cat", "a"]).stdout), "2\n");
+    assert_eq!(std::fs::read_to_string(work.join("a")).expect("there"), "1\n");
+    assert!(bench.output(["stop", "edit"]).status.success());
+    let diff = text(&bench.output(["diff", "edit"]).stdout);
+    assert!(diff.contains("-1") && diff.contains("+2"), "{diff}");
+    let applied = bench.output(["apply", "edit"]);
+    assert!(applied.status.success(), "{}", text(&applied.stderr));
+    assert_eq!(std::fs::read_to_string(work.join("a")).expect("there"), "2\n");
+}
+
+#[test]
+fn files_go_in_and_come_out_and_nothing_else() {
+    let bench = Bench::new();
+    let session = Named::create(&bench, "cp", &[]);
+    bench.file("in/a", "a\n");
+    bench.file("in/sub/b", "b\n");
+    std::os::unix::fs::symlink("sub/b", bench.path("in/link")).expect("a link");
+    let at = |path: &str| bench.path(path).display().to_string();
+    let cp = |from: &str, to: &str| bench.output(["cp", from, to]);
+    let inside = cp(&at("in"), "cp:/tmp");
+    assert!(inside.status.success(), "{}", text(&inside.stderr));
+    assert_eq!(
+        text(&session.exec(&[], &["sh", "-c", "cat /tmp/in/a /tmp/in/link; test -O /tmp/in/a"]).stdout),
+        "a\nb\n"
+    );
+    // What the guest may not write, neither does cp.
+    for target in ["cp:/etc/x", "cp:/usr/bin/x", "cp:/proc/self/comm", "cp:/x"] {
+        let refused = cp(&at("in/a"), target);
+        assert_eq!(refused.status.code(), Some(1), "{target}");
+    }
+    // The guest's links lead nowhere outside, and what is no file is not opened.
+    bench.file("secret", "secret\n");
+    let script = "mkdir -p /tmp/out/.git/hooks /tmp/out/d; cd /tmp/out; ln -s \"$1\" direct; ln -s / root; ln -s ../out/d up; \
+                  ln -s d/../../../.. far; ln -s d fine; mkfifo pipe; echo x > .git/hooks/pre-commit; echo y > d/f; \
+                  ln -s \"$2\" way; ln -s /tmp/out/d /tmp/dir";
+    let made = session.exec(&[], &["sh", "-c", script, "sh", &at("secret"), &at("")]);
+    assert_eq!(made.status.code(), Some(0), "{}", text(&made.stderr));
+    let out = cp("cp:/tmp/out", &at("back"));
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let mut names: Vec<String> = std::fs::read_dir(bench.path("back"))
+        .expect("copied")
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort_unstable();
+    assert_eq!(names, ["d", "fine"], "{}", text(&out.stderr));
+    for left_out in [".git", "direct", "root", "far", "pipe", "way", "up"] {
+        assert!(text(&out.stderr).contains(&format!("/tmp/out/{left_out}`")), "{left_out}: {}", text(&out.stderr));
+    }
+    assert_eq!(std::fs::read_to_string(bench.path("back/fine/f")).expect("the link works"), "y\n");
+    for stolen in ["cp:/tmp/out/direct", "cp:/tmp/out/way/secret", "cp:/tmp/out/pipe", "cp:/tmp/out/root/root/x"] {
+        let refused = cp(stolen, &at("stolen"));
+        assert_eq!(refused.status.code(), Some(1), "{stolen}");
+        assert!(!bench.path("stolen").exists(), "{stolen}");
+    }
+    // The control: through a link of the guest's to a place of its own, it works.
+    assert!(cp("cp:/tmp/dir/f", &at("fine")).status.success());
+    // A link of ours is not followed either.
+    std::os::unix::fs::symlink(bench.path("secret"), bench.path("trap")).expect("a link");
+    assert!(cp("cp:/tmp/in/a", &at("trap")).status.success());
+    assert_eq!(std::fs::read_to_string(bench.path("secret")).expect("there"), "secret\n");
+    assert_eq!(cp(&at("in/a"), &at("x")).status.code(), Some(2));
+    assert_eq!(cp(&at("in/a"), "no-such:/tmp/x").status.code(), Some(1));
+}

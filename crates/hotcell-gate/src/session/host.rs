@@ -1,0 +1,362 @@
+//! The host's side of a session: the process that holds the cell.
+//!
+//! One thread runs commands, in the order they came; one accepts connections; and each connection has one that listens
+//! for signals and for its end. Nothing but the first touches the cell.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hotcell_base::text::shown;
+use hotcell_base::{Outcome, RunId};
+use hotcell_cell::{Plan, PlanError, Remote, RemoteEnd, Session, Stdin, Stream, remote};
+use rustix::event::{PollFd, PollFlags};
+use std::os::unix::ffi::OsStrExt;
+
+use super::wire::{self, Answer, Ask, Done, ExecRequest, Refusal, Status};
+use super::{Life, SessionError, Sessions, failed};
+use crate::door::{Ending, Gate, GateError, Request, Viewer};
+use crate::home::Home;
+use crate::record::Record;
+
+/// How often a session that has nothing to do looks whether its cell is still there.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// So many connections at one time; more are closed at once.
+const CONNECTIONS_MAX: usize = 128;
+
+/// What a host leaves to whoever runs it: showing and explaining.
+pub trait Edge {
+    /// Shows a command's output on these two, without ever making the host wait.
+    fn window(&self, stdout: OwnedFd, stderr: OwnedFd) -> Box<dyn Window>;
+    /// What to try next, and the outcome, of a command that cannot be one.
+    fn explain_plan(&self, error: PlanError) -> Refusal;
+    /// The same, of one that could not be run.
+    fn explain_gate(&self, error: GateError) -> Refusal;
+}
+
+/// Shows a command's output.
+pub trait Window: Viewer + Send {
+    /// Waits until everything is shown.
+    fn close(self: Box<Self>);
+}
+
+/// Ends a session from elsewhere.
+#[derive(Clone, Debug)]
+pub struct Stopper(Arc<Shared>);
+
+impl Stopper {
+    /// Ends it, and the command that runs in it, now.
+    pub fn stop(&self) {
+        self.0.stop(Ending { outcome: Outcome::Killed, limit: None, error: None });
+    }
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    jobs: Mutex<Sender<Job>>,
+    /// The root of what exists inside.
+    root: Option<OwnedFd>,
+    owner: u32,
+    life: Life,
+    born: Instant,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    n_commands: u64,
+    /// Since when nothing runs.
+    idle_since: Option<Instant>,
+    running: Option<(Vec<String>, Remote)>,
+    n_waiting: u64,
+    n_connections: usize,
+    /// Why it ends.
+    ending: Option<Ending>,
+}
+
+#[derive(Debug)]
+enum Job {
+    Exec(Box<ExecJob>),
+    Stop,
+}
+
+#[derive(Debug)]
+struct ExecJob {
+    request: ExecRequest,
+    streams: [OwnedFd; 3],
+    socket: OwnedFd,
+    remote: (Remote, RemoteEnd),
+    /// Whether nobody waits for it any more.
+    is_forsaken: Arc<AtomicBool>,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn send(&self, job: Job) {
+        // The receiver is gone when the session is over.
+        let _over = self.jobs.lock().unwrap_or_else(PoisonError::into_inner).send(job);
+    }
+
+    /// Ends the session, for the first reason given.
+    fn stop(&self, ending: Ending) {
+        let mut state = self.state();
+        state.ending.get_or_insert(ending);
+        if let Some((_, remote)) = &state.running {
+            remote.kill();
+        }
+        drop(state);
+        self.send(Job::Stop);
+    }
+
+    fn life_left(&self) -> Duration {
+        self.life.total.saturating_sub(self.born.elapsed())
+    }
+}
+
+/// Hosts a session until it ends, and gives its record. `ready` is called when commands can come.
+pub fn host(
+    home: &Home,
+    name: &str,
+    plan: &Plan,
+    labels: std::collections::BTreeMap<String, String>,
+    life: Life,
+    edge: &dyn Edge,
+    ready: impl FnOnce(&Record, Stopper),
+) -> Result<Record, SessionError> {
+    let mut claim = Sessions::of(home).claim(name)?;
+    let gate = Gate::of(home);
+    let request = Request { name: Some(name.to_owned()), labels, ..Request::default() };
+    let (mut session, admitted) = gate.open_session(plan, &request, None).map_err(Box::new)?;
+    let id = admitted.record().run_id.clone();
+    let unheard = failed("the session cannot listen");
+    let (listener, address, _directory) = wire::socket(&claim.path).map_err(&unheard)?;
+    let listening = rustix::net::bind(&listener, &address).and_then(|()| rustix::net::listen(&listener, 64));
+    listening.map_err(|errno| unheard(errno.into()))?;
+    let (jobs, to_do) = mpsc::channel();
+    let root = session.root().map(|root| root.try_clone_to_owned()).transpose().map_err(&unheard)?;
+    let shared = Arc::new(Shared {
+        state: Mutex::new(State { idle_since: Some(Instant::now()), ..State::default() }),
+        jobs: Mutex::new(jobs),
+        root,
+        owner: session.isolation().id_outside,
+        life,
+        born: Instant::now(),
+    });
+    claim.publish(&id).map_err(|error| SessionError::Gate(Box::new(error.into())))?;
+    let accepting = Arc::clone(&shared);
+    let spawned = thread::Builder::new().name("hotcell-accept".to_owned()).spawn(move || accept(&listener, &accepting));
+    spawned.map_err(&unheard)?;
+    ready(admitted.record(), Stopper(Arc::clone(&shared)));
+    let ending = serve((&gate, &id), &mut session, &shared, &to_do, edge);
+    // Nobody finds it from here on.
+    drop(claim);
+    Ok(admitted.close(session, &ending).map_err(Box::new)?)
+}
+
+/// Runs commands until the session ends: why.
+fn serve(
+    (gate, id): (&Gate, &RunId),
+    session: &mut Session,
+    shared: &Shared,
+    to_do: &Receiver<Job>,
+    edge: &dyn Edge,
+) -> Ending {
+    loop {
+        let idle_left = shared.state().idle_since.map(|since| shared.life.idle.saturating_sub(since.elapsed()));
+        let wait = idle_left.unwrap_or(LOOK_EVERY).min(LOOK_EVERY).min(shared.life_left());
+        match to_do.recv_timeout(wait) {
+            Ok(Job::Exec(job)) => {
+                shared.state().n_waiting -= 1;
+                run((gate, id), session, shared, *job, edge);
+            }
+            Ok(Job::Stop) | Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => unreachable!("we hold a sender"),
+        }
+        let mut state = shared.state();
+        let timeout = |limit| Ending { outcome: Outcome::Timeout, limit: Some(limit), error: None };
+        if let Some(ending) = state.ending.clone() {
+            return ending;
+        }
+        if shared.life_left().is_zero() {
+            return timeout("life");
+        }
+        if state.n_waiting == 0 && state.idle_since.is_some_and(|since| since.elapsed() >= shared.life.idle) {
+            // Whoever comes now comes too late.
+            state.ending = Some(timeout("idle"));
+            return timeout("idle");
+        }
+        drop(state);
+        if !session.is_alive() {
+            let error = Some("its first process was killed".to_owned());
+            return Ending { outcome: Outcome::Killed, limit: None, error };
+        }
+    }
+}
+
+fn run((gate, id): (&Gate, &RunId), session: &mut Session, shared: &Shared, job: ExecJob, edge: &dyn Edge) {
+    let ExecJob { request, streams, socket, remote: (remote, remote_end), is_forsaken } = job;
+    if is_forsaken.load(Ordering::Relaxed) {
+        return;
+    }
+    let plan = match session.plan().exec(&request.exec(session.plan().limits())) {
+        Ok(plan) => plan,
+        Err(error) => {
+            let _gone = wire::send(&socket, &Answer::Refused(edge.explain_plan(error)), &[]);
+            return;
+        }
+    };
+    {
+        let mut state = shared.state();
+        if state.ending.is_some() {
+            return;
+        }
+        let command = plan.argv().iter().map(|argument| shown(argument.as_bytes())).collect();
+        state.running = Some((command, remote));
+        state.idle_since = None;
+        state.n_commands += 1;
+    }
+    let [stdin, stdout, stderr] = streams;
+    let mut pane = Pane { window: edge.window(stdout, stderr), socket: &socket };
+    let request = Request { stdin: Stdin::From(stdin), name: request.name, labels: request.labels };
+    let ran = gate.exec((session, id), &plan, request, &mut pane, Some(&remote_end));
+    {
+        let mut state = shared.state();
+        state.running = None;
+        state.idle_since = Some(Instant::now());
+    }
+    let window = pane.window;
+    let (end, memory) = match ran {
+        Ok((record, report)) => {
+            let done = Done { record, timings_us: wire::micros(&report.timings) };
+            (Answer::Ended, wire::in_memory(&done).ok())
+        }
+        Err(error) => (Answer::Refused(edge.explain_gate(error)), None),
+    };
+    // Whoever reads the output may be slow; the next command is not made to wait for that.
+    thread::spawn(move || {
+        window.close();
+        let fds: Vec<_> = memory.iter().map(AsFd::as_fd).collect();
+        let _gone = wire::send(&socket, &end, &fds);
+    });
+}
+
+/// Shows output, and says when it begins.
+struct Pane<'a> {
+    window: Box<dyn Window>,
+    socket: &'a OwnedFd,
+}
+
+impl Viewer for Pane<'_> {
+    fn started(&mut self, run: &RunId) {
+        let _gone = wire::send(self.socket, &Answer::Started { run_id: run.clone() }, &[]);
+    }
+
+    fn output(&mut self, stream: Stream, bytes: &[u8]) {
+        self.window.output(stream, bytes);
+    }
+
+    fn ready(&mut self) -> bool {
+        self.window.ready()
+    }
+}
+
+/// Accepts connections until the session's life is over.
+fn accept(listener: &OwnedFd, shared: &Arc<Shared>) {
+    loop {
+        let left = shared.life_left();
+        let wait = rustix::event::Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
+        let mut fds = [PollFd::new(listener, PollFlags::IN)];
+        let polled = rustix::event::poll(&mut fds, Some(&wait));
+        if shared.life_left().is_zero() {
+            return shared.stop(Ending { outcome: Outcome::Timeout, limit: Some("life"), error: None });
+        }
+        if !matches!(polled, Ok(1..)) {
+            continue;
+        }
+        let flags = rustix::net::SocketFlags::CLOEXEC;
+        let Ok(socket) = rustix::net::accept_with(listener, flags) else { continue };
+        if !wire::is_ours(&socket) || shared.state().n_connections >= CONNECTIONS_MAX {
+            continue;
+        }
+        shared.state().n_connections += 1;
+        let talking = Arc::clone(shared);
+        let spawned = thread::Builder::new().name("hotcell-talk".to_owned()).spawn(move || {
+            // Whatever went wrong, the client sees the connection close.
+            let _seen_there = talk(socket, &talking);
+            talking.state().n_connections -= 1;
+        });
+        if spawned.is_err() {
+            shared.state().n_connections -= 1;
+        }
+    }
+}
+
+fn talk(socket: OwnedFd, shared: &Shared) -> io::Result<()> {
+    let Some((ask, mut fds)) = wire::receive::<Ask>(&socket)? else { return Ok(()) };
+    match ask {
+        Ask::Exec if fds.len() == 4 => {
+            let request = wire::from_memory(fds.remove(0))?;
+            let streams = <[OwnedFd; 3]>::try_from(fds).map_err(|_| io::Error::other("three streams"))?;
+            let (remote, remote_end) = remote()?;
+            let is_forsaken = Arc::new(AtomicBool::new(false));
+            let job = ExecJob {
+                request,
+                streams,
+                socket: socket.try_clone()?,
+                remote: (remote.clone(), remote_end),
+                is_forsaken: Arc::clone(&is_forsaken),
+            };
+            {
+                let mut state = shared.state();
+                if state.ending.is_some() {
+                    return Ok(());
+                }
+                state.n_waiting += 1;
+                if let Some((command, _)) = &state.running {
+                    wire::send(&socket, &Answer::Busy { command: command.clone() }, &[])?;
+                }
+            }
+            shared.send(Job::Exec(Box::new(job)));
+            listen(&socket, &remote, &is_forsaken);
+            Ok(())
+        }
+        Ask::Root => match &shared.root {
+            Some(root) => wire::send(&socket, &Answer::Root { owner: shared.owner }, &[root.as_fd()]),
+            None => Ok(()),
+        },
+        Ask::Status => wire::send(&socket, &Answer::Status(status(shared)), &[]),
+        Ask::Exec | Ask::Signal(_) => Ok(()),
+    }
+}
+
+/// Passes signals on until the client is gone; then its command ends.
+fn listen(socket: &OwnedFd, remote: &Remote, is_forsaken: &AtomicBool) {
+    while let Ok(Some((ask, _))) = wire::receive::<Ask>(socket) {
+        if let Ask::Signal(signal) = ask {
+            remote.signal(signal);
+        }
+    }
+    is_forsaken.store(true, Ordering::Relaxed);
+    remote.kill();
+}
+
+fn status(shared: &Shared) -> Status {
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let state = shared.state();
+    Status {
+        n_commands: state.n_commands,
+        running: state.running.as_ref().map(|(command, _)| command.clone()),
+        idle_left_ms: state.idle_since.map(|since| millis(shared.life.idle.saturating_sub(since.elapsed()))),
+        life_left_ms: millis(shared.life_left()),
+    }
+}
