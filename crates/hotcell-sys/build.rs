@@ -19,9 +19,11 @@ fn main() {
     let status = Command::new(std::env::var_os("RUSTC").expect("cargo sets RUSTC"))
         .args(["--edition", "2024", "--crate-name", "hotcell_stub", "--crate-type", "bin", "--target", &target])
         .args(["-C", "panic=abort", "-C", "opt-level=2", "-C", "overflow-checks=off", "-C", "strip=symbols"])
-        .args(["-C", "relocation-model=static", "-C", "target-feature=+crt-static"])
+        .args(["-C", "relocation-model=pic", "-C", "target-feature=+crt-static"])
         .args(["-C", "link-arg=-nostartfiles", "-C", "link-arg=-nostdlib", "-C", "link-arg=-static"])
-        .args(["-C", "link-arg=-Wl,--build-id=none,-z,noexecstack"])
+        .args(["-C", "link-arg=-no-pie", "-C", "link-arg=-Wl,--build-id=none,-z,noexecstack"])
+        // As `STUB_BASE` of `wire` says.
+        .args(["-C", "link-arg=-Wl,--image-base=0x120000000000"])
         .arg("src/stub/main.rs")
         .arg("-o")
         .arg(&out)

@@ -14,6 +14,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use hotcell_base::text::shown;
 use rustix::fs::FileType;
@@ -24,6 +25,7 @@ use crate::host::Host;
 use crate::launch;
 use crate::limits::{LimitTooSmall, LimitTooWide, Limits};
 use crate::needs::{self, CommandError, Grant, STANDARD_PATH, Search};
+use crate::template::{Beginning, Template};
 use crate::view::{self, Entry, FileId, Owner};
 use crate::wall::{Standing, Wall};
 
@@ -401,6 +403,7 @@ impl Builder {
             require: self.require.clone(),
             allow_missing: self.allow_missing.clone(),
             host: host.clone(),
+            beginning: None,
         };
         let (count, most) = (launch::owners(&plan).len(), launch::OWNERS_MAX);
         if count > most {
@@ -711,6 +714,8 @@ pub struct Plan {
     pub(crate) require: BTreeSet<Wall>,
     pub(crate) allow_missing: BTreeSet<Wall>,
     pub(crate) host: Host,
+    /// What its command goes on from, instead of being executed.
+    pub(crate) beginning: Option<Beginning>,
 }
 
 impl Plan {
@@ -722,6 +727,13 @@ impl Plan {
     /// The executable, by its path inside; of a cell that is to have commands later, none.
     pub fn program(&self) -> Option<&Path> {
         self.programs.first().map(|path| &**path)
+    }
+
+    /// The same plan, but that its command goes on from a template of the program it names, and reads its other arguments
+    /// from its request. Whatever the program draws at random from then on, it may draw from the seed.
+    pub fn from_template(mut self, template: Arc<Template>, seed: u64) -> Plan {
+        self.beginning = Some(Beginning { template, seed });
+        self
     }
 
     /// The plan of a further command in a cell of this one.

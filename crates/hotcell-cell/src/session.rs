@@ -88,6 +88,11 @@ impl Session {
         self.station.exec((&self.cell, &self.plan), plan, &mut Some(stdin), observer, remote)
     }
 
+    /// The pid of its init.
+    pub(crate) fn init_pid(&self) -> i32 {
+        self.cell.raised().map_or(0, |raised| raised.init_pid)
+    }
+
     /// The root of what exists inside, to copy files in and out. Paths in it are the guest's to change at any moment.
     pub fn root(&self) -> Option<BorrowedFd<'_>> {
         self.cell.raised().and_then(|raised| raised.root.as_ref()).map(AsFd::as_fd)

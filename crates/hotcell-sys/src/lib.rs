@@ -2,7 +2,8 @@
 //!
 //! - [`program`]: a launch written down as syscalls, and [`spawner`], which has it run by the stub;
 //! - `stub`: the 11 kB executable that runs it, without libc, heap or decisions;
-//! - [`wire`]: the layout both agree on.
+//! - [`wire`]: the layout both agree on;
+//! - [`snapshot`]: a process that stands still, to go on elsewhere.
 //!
 //! Not here: what a cell is made of. That is `hotcell-cell`, which only writes programs.
 
@@ -10,6 +11,7 @@ pub mod attempt;
 pub mod facts;
 pub mod program;
 pub mod signals;
+pub mod snapshot;
 pub mod spawner;
 pub mod trace;
 pub mod wire;

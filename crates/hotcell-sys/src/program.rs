@@ -125,11 +125,16 @@ struct Data {
 
 impl Data {
     fn push(&mut self, bytes: &[u8]) -> Addr {
-        // Eight bytes cover every struct the kernel reads through these addresses.
-        self.bytes.resize(self.bytes.len().next_multiple_of(8), 0);
-        let at = self.base + size_of::<Header>() as u64 + self.bytes.len() as u64;
+        // Eight bytes cover nearly every struct the kernel reads through these addresses.
+        self.push_aligned(bytes, 8)
+    }
+
+    fn push_aligned(&mut self, bytes: &[u8], alignment: usize) -> Addr {
+        // The base is a multiple of anything the kernel wants.
+        let end = (size_of::<Header>() + self.bytes.len()).next_multiple_of(alignment);
+        self.bytes.resize(end - size_of::<Header>(), 0);
         self.bytes.extend_from_slice(bytes);
-        Addr(at)
+        Addr(self.base + end as u64)
     }
 
     fn slot(&mut self) -> Slot {
@@ -147,6 +152,7 @@ pub struct Program<L> {
     exports: Vec<Slot>,
     life_ms_max: u64,
     is_last: bool,
+    is_restored: bool,
 }
 
 impl<L: Clone> Program<L> {
@@ -169,6 +175,7 @@ impl<L: Clone> Program<L> {
             exports: Vec::new(),
             life_ms_max: u64::MAX,
             is_last: false,
+            is_restored: false,
         }
     }
 
@@ -214,6 +221,16 @@ impl<L: Clone> Program<L> {
         self.is_last = true;
     }
 
+    /// Gives the command's process memory of its own, for [`Program::resume`].
+    pub fn restored(&mut self) {
+        self.is_restored = true;
+    }
+
+    /// Where the kernel put the vdso.
+    pub fn vdso(&self) -> Slot {
+        Slot(self.data.base + std::mem::offset_of!(Header, vdso) as u64)
+    }
+
     /// Has init end the command after this time, should the supervisor not.
     pub fn life_max(&mut self, life: std::time::Duration) {
         self.life_ms_max = u64::try_from(life.as_millis()).unwrap_or(u64::MAX);
@@ -222,6 +239,11 @@ impl<L: Clone> Program<L> {
     /// Adds bytes that calls may point to.
     pub fn data(&mut self, bytes: &[u8]) -> Addr {
         self.data.push(bytes)
+    }
+
+    /// Adds bytes at a multiple of `alignment`, a power of two of at least eight.
+    pub fn aligned(&mut self, bytes: &[u8], alignment: usize) -> Addr {
+        self.data.push_aligned(bytes, alignment)
     }
 
     /// Adds a NUL-terminated string.
@@ -306,6 +328,19 @@ impl<L: Clone> Program<L> {
         self.push(stage, label, op).ignore();
     }
 
+    /// Adds a number to an answer.
+    pub fn add(&mut self, stage: Stage, label: L, to: Slot, number: i64) -> Slot {
+        let op = Op { call: wire::CALL_ADD, args: [to.0, number.cast_unsigned(), 0, 0, 0, 0], slots: 1, ..Op::default() };
+        self.push(stage, label, op).keep()
+    }
+
+    /// Goes on as another process would after a signal: `frame` is what the kernel would have left on its stack. There
+    /// is nothing after this.
+    pub fn resume(&mut self, stage: Stage, label: L, frame: Addr) {
+        let op = Op { call: wire::CALL_RESUME, args: [frame.0, 0, 0, 0, 0, 0], ..Op::default() };
+        self.push(stage, label, op).ignore();
+    }
+
     /// Adds a check that two answers are the same.
     pub fn compare_answers(&mut self, stage: Stage, label: L, a: Slot, b: Slot) {
         self.compare(stage, label, Addr(a.0), Addr(b.0), 8, true);
@@ -346,6 +381,7 @@ impl<L: Clone> Program<L> {
             n_exports: self.exports.len() as u64,
             life_ms_max: self.life_ms_max,
             is_last: u64::from(self.is_last),
+            is_restored: u64::from(self.is_restored),
             ..Header::default()
         };
         for (to, slot) in header.exports.iter_mut().zip(&self.exports) {
@@ -395,7 +431,7 @@ pub(crate) unsafe trait WireType: Copy {}
 // SAFETY: u64, i64 and pairs of u32; the size check below leaves no room for padding.
 unsafe impl WireType for Header {}
 const _: () = assert!(
-    size_of::<Header>() == 8 * (2 + 5 + 2 + wire::EXPORTS_MAX + 1 + wire::INPUTS_MAX + wire::CELL_INPUTS_MAX + 2)
+    size_of::<Header>() == 8 * (2 + 5 + 2 + wire::EXPORTS_MAX + 1 + wire::INPUTS_MAX + wire::CELL_INPUTS_MAX + 4)
 );
 // SAFETY: thirteen eight-byte integers and a pair of u32.
 unsafe impl WireType for Op {}

@@ -13,6 +13,15 @@
 pub const BASE: u64 = 0x1000_0000_0000;
 /// Where the image of a command is mapped.
 pub const COMMAND_BASE: u64 = 0x1100_0000_0000;
+/// Where the stub itself is. With the two above it keeps to a part of memory that no other program is loaded to: what a
+/// process restores there beside it is never in its way.
+pub const STUB_BASE: u64 = 0x1200_0000_0000;
+/// Room for an image, or for the stub, from its base.
+pub const ROOM: u64 = 1 << 28;
+/// Where a process that restores another puts its vdso meanwhile.
+pub const PARKING: u64 = COMMAND_BASE + ROOM;
+/// The first address that is nobody's.
+pub const MEMORY_END: u64 = 0x7fff_ffff_f000;
 /// First word of an image: a stub fed anything else stops before it interprets it.
 pub const MAGIC: u64 = 0x6c6c_6563_746f_6801;
 /// The socket to the supervisor: the spawner's, and in a cell its init's own.
@@ -28,6 +37,10 @@ pub const CELL_INPUTS_MAX: usize = 10;
 pub const EXPORTS_MAX: usize = 4;
 /// `Op::call` for comparing memory: `args` are two addresses and a length.
 pub const CALL_COMPARE: i64 = -1;
+/// `Op::call` for the sum of two numbers.
+pub const CALL_ADD: i64 = -2;
+/// `Op::call` for going on as another: `args[0]` is the address of what a signal handler returns to. The last op of all.
+pub const CALL_RESUME: i64 = -3;
 /// The ops of one process of the launch, as a range of the op table.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug)]
@@ -72,6 +85,10 @@ pub struct Header {
     pub life_ms_max: u64,
     /// In an image of a command: whether the cell ends with it.
     pub is_last: u64,
+    /// In an image of a command: whether it does not execute anything, and needs memory of its own.
+    pub is_restored: u64,
+    /// Where the kernel put the vdso, written by whoever received the image.
+    pub vdso: i64,
 }
 
 /// One step: a syscall, what it must answer, and where the answer goes.

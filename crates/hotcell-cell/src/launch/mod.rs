@@ -67,6 +67,9 @@ pub(crate) struct Making<'a> {
 const STDIN: usize = 0;
 const STDOUT: usize = 1;
 const STDERR: usize = 2;
+/// And, if it goes on from a template, its request and the memory it has.
+const REQUEST: usize = 3;
+const MEMORY: usize = 4;
 /// Descriptors that come with the program of a cell: one for each owner.
 pub(crate) const OWNERS_MAX: usize = INPUTS_MAX;
 const AT_FDCWD: i32 = libc::AT_FDCWD;
@@ -313,7 +316,11 @@ impl<'a> Writer<'a> {
             let args = [self.program.input(from).into(), to.into(), 0.into()];
             self.call(format!("give {name}"), libc::SYS_dup3, &args, Expect::Ok);
         }
-        if self.plan.asks_for(Wall::Fds) {
+        let beginning = self.plan.beginning.as_ref();
+        if beginning.is_some() {
+            let args = [self.program.input(REQUEST).into(), 3.into(), 0.into()];
+            self.call("give the request", libc::SYS_dup3, &args, Expect::Ok);
+        } else if self.plan.asks_for(Wall::Fds) {
             self.close_descriptors();
         } else {
             // A control: what is open is inherited.
@@ -327,6 +334,13 @@ impl<'a> Writer<'a> {
         }
         self.wall = Wall::Root;
         self.working_directory();
+        if let Some(beginning) = beginning {
+            let label = Label { wall: Wall::Fds, what: "go on from the template".into() };
+            let memory = self.program.input(MEMORY);
+            // Of all descriptors, the streams and the request stay.
+            beginning.template.snapshot().restore(&mut self.program, &label, memory, 4);
+            return;
+        }
         let argv = self.program.texts(self.plan.argv.iter().map(|argument| argument.as_bytes()));
         let env: Vec<Vec<u8>> =
             self.plan.env.iter().map(|(name, value)| [name.as_bytes(), b"=", value.as_bytes()].concat()).collect();

@@ -66,6 +66,8 @@ impl Rising {
 #[derive(Debug)]
 pub(crate) struct Raised {
     pub(crate) init: OwnedFd,
+    /// As long as it is not reaped, no other process has this pid.
+    pub(crate) init_pid: i32,
     /// The scratch filesystem.
     pub(crate) scratch: Option<OwnedFd>,
     /// The cell's own `/proc`.
@@ -231,8 +233,13 @@ impl Station {
     /// Sends a command to a cell; it begins when the walls stand.
     fn send(&self, plan: &Plan, line: &Line, command: &Image<Label>) -> Result<Pipes, RunError> {
         let pipes = Pipes::new(self.owner(plan)).map_err(platform("pipes cannot be made"))?;
-        let inputs: Vec<BorrowedFd<'_>> = pipes.theirs.iter().map(AsFd::as_fd).collect();
+        let beginning = plan.beginning.as_ref();
+        let request = beginning.map(|beginning| beginning.request(plan)).transpose();
+        let request = request.map_err(platform("the request cannot be written"))?;
+        let mut inputs: Vec<BorrowedFd<'_>> = pipes.theirs.iter().chain(&request).map(AsFd::as_fd).collect();
+        inputs.extend(beginning.map(|beginning| beginning.template.memory()));
         line.run(command, &inputs).map_err(platform("the command cannot be sent"))?;
+        drop(inputs);
         Ok(pipes)
     }
 
@@ -304,7 +311,7 @@ impl Station {
             // Once both have said what is waited for, whatever else they say is for whoever supervises the command.
             if from_spawner && (init.is_none() || exports.is_none()) {
                 match self.spawner.next_event().map_err(&unheard)? {
-                    Some(Event::Spawned { pidfd, .. }) => init = Some(pidfd),
+                    Some(Event::Spawned { pid, pidfd }) => init = Some((pid, pidfd)),
                     Some(Event::Fault(found)) => return Err(fault(plan, &self.image, found)),
                     // Init says why, if it could.
                     Some(Event::Gone | Event::Reaped(_)) | None => match line.next_event().map_err(&unheard)? {
@@ -316,8 +323,8 @@ impl Station {
         }
         let mut exports = exports.unwrap_or_default();
         let (root, proc, scratch) = (exports.pop(), exports.pop(), exports.pop());
-        let init = init.ok_or_else(out_of_turn)?;
-        Ok(Raised { init, scratch, proc, root })
+        let (init_pid, init) = init.ok_or_else(out_of_turn)?;
+        Ok(Raised { init, init_pid, scratch, proc, root })
     }
 }
 

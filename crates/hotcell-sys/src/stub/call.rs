@@ -75,13 +75,38 @@ const CLONE_VM: u64 = 0x100;
 const CLONE_VFORK: u64 = 0x4000;
 const SIGCHLD: u64 = 17;
 
-/// Starts a process that shares this one's memory, on a stack of its own, and waits until it has executed something else
-/// or ended: no page is copied. Its pid, or `-errno`.
+/// Leaves this program for what the frame of a signal says: its registers, its stack, its place in the code.
+///
+/// # Safety
+/// `frame` must be the address of one, as the kernel lays it out, and nothing of this process is needed any more.
+pub(crate) unsafe fn resume(frame: u64) -> ! {
+    const RT_SIGRETURN: u64 = 15;
+    // SAFETY: as the caller vouches. The kernel looks for the frame below the return address that a handler popped.
+    unsafe {
+        asm!(
+            "mov rsp, {top}",
+            "syscall",
+            "ud2",
+            top = in(reg) frame + 8,
+            in("rax") RT_SIGRETURN,
+            options(noreturn),
+        );
+    }
+}
+
+/// Starts a process on a stack of its own: its pid, or `-errno`. It shares this one's memory, and this one waits until it
+/// has executed something else or ended, so that no page is copied; unless it is to keep its memory, as a copy.
 ///
 /// # Safety
 /// `stack_top` must be the end of writable memory that nobody else uses meanwhile, aligned to 16 bytes. `run` must not
 /// return, nor change what this process relies on, but through `argument`.
-pub(crate) unsafe fn vfork(stack_top: u64, run: unsafe extern "C" fn(u64) -> !, argument: u64) -> i64 {
+pub(crate) unsafe fn fork(
+    keeps_memory: bool,
+    stack_top: u64,
+    run: unsafe extern "C" fn(u64) -> !,
+    argument: u64,
+) -> i64 {
+    let flags = if keeps_memory { SIGCHLD } else { CLONE_VM | CLONE_VFORK | SIGCHLD };
     let answer: i64;
     // SAFETY: the child goes to `run` without touching this frame, which it cannot see on its own stack; this process
     // stands still until it has left the memory they share.
@@ -96,7 +121,7 @@ pub(crate) unsafe fn vfork(stack_top: u64, run: unsafe extern "C" fn(u64) -> !, 
             "ud2",
             "2:",
             inlateout("rax") CLONE => answer,
-            in("rdi") CLONE_VM | CLONE_VFORK | SIGCHLD,
+            in("rdi") flags,
             in("rsi") stack_top,
             in("rdx") 0u64,
             in("r10") 0u64,

@@ -16,13 +16,16 @@ core::arch::global_asm!(
     ".globl _start",
     "_start:",
     "xor ebp, ebp",
+    "mov rdi, rsp",
     "and rsp, -16",
     "call {main}",
     "ud2",
     main = sym main,
 );
 
-extern "C" fn main() -> ! {
+extern "C" fn main(stack: *const u64) -> ! {
+    // SAFETY: this is what the kernel left on the stack.
+    unsafe { stub_run::find_vdso(stack) };
     // SAFETY: this is the process's only thread, started with the control socket as descriptor 0
     // and nothing mapped but the executable itself.
     unsafe { stub_run::spawner() }

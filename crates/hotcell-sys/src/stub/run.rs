@@ -12,6 +12,9 @@
 //! the images (see `wire`). Nothing is allocated, and a failed op ends the process that ran it after
 //! one message that names the op.
 
+use core::sync::atomic::AtomicI64;
+use core::sync::atomic::Ordering::Relaxed;
+
 use crate::stub_call::{self as nr, call};
 use crate::wire::*;
 
@@ -102,6 +105,36 @@ pub(crate) fn exit(code: i32) -> ! {
     loop {
         // SAFETY: ends the process; touches no memory.
         unsafe { call!(nr::EXIT_GROUP, code) };
+    }
+}
+
+/// Where the kernel put the vdso: its children have it there, too.
+static VDSO: AtomicI64 = AtomicI64::new(0);
+
+/// Finds the vdso.
+///
+/// # Safety
+/// `stack` must be what the kernel left a new process: its arguments, its environment, and facts about it.
+pub(crate) unsafe fn find_vdso(stack: *const u64) {
+    const AT_SYSINFO_EHDR: u64 = 33;
+    // SAFETY: the number of arguments comes first; the arguments and a NULL follow.
+    let mut at = unsafe { stack.add(*stack as usize + 2) };
+    // SAFETY: variables follow, up to a NULL.
+    while unsafe { *at } != 0 {
+        // SAFETY: as above.
+        at = unsafe { at.add(1) };
+    }
+    // SAFETY: pairs follow, up to one of zeroes.
+    at = unsafe { at.add(1) };
+    // SAFETY: as above.
+    while unsafe { *at } != 0 {
+        // SAFETY: as above.
+        if unsafe { *at } == AT_SYSINFO_EHDR {
+            // SAFETY: as above.
+            VDSO.store(unsafe { *at.add(1) } as i64, Relaxed);
+        }
+        // SAFETY: as above.
+        at = unsafe { at.add(2) };
     }
 }
 
@@ -346,7 +379,7 @@ fn run(received: &Received) -> Running {
     let begun_us = now_us();
     let top = (&raw mut STACK) as u64 + size_of::<[u64; 2048]>() as u64;
     // SAFETY: the stack is used by nobody else; `payload` does not return.
-    let payload = unsafe { nr::vfork(top, payload, COMMAND_BASE) };
+    let payload = unsafe { nr::fork(header.is_restored != 0, top, payload, COMMAND_BASE) };
     // The ends of the payload's pipes must be its own.
     for fd in received.inputs() {
         close(*fd);
@@ -458,6 +491,11 @@ pub(crate) unsafe fn interpret(header: &Header, section: Section) -> Result<(), 
         let answer = if op.call == CALL_COMPARE {
             // SAFETY: both ranges lie in the image.
             i64::from(unsafe { differ(args[0] as *const u8, args[1] as *const u8, args[2] as usize) })
+        } else if op.call == CALL_ADD {
+            args[0].wrapping_add(args[1]) as i64
+        } else if op.call == CALL_RESUME {
+            // SAFETY: the library wrote the frame, and everything it leads to was mapped by the ops before this.
+            unsafe { nr::resume(args[0]) }
         } else {
             loop {
                 // SAFETY: every pointer argument is an address in the image, of a size the call's
@@ -654,6 +692,7 @@ fn map(base: u64, received: &Received) -> &'static Header {
     for (to, from) in header.inputs.iter_mut().zip(received.inputs()) {
         *to = i64::from(*from);
     }
+    header.vdso = VDSO.load(Relaxed);
     header
 }
 

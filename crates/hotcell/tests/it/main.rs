@@ -15,4 +15,5 @@ mod pool;
 mod selftest;
 mod session;
 mod support;
+mod template;
 mod workspace;

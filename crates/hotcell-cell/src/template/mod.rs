@@ -1,0 +1,185 @@
+//! Templates: a program that is loaded once, in a cell, and from which runs begin that need not load it again.
+//!
+//! ```text
+//! Template::warm ─▶ a cell, all walls ─▶ the program loads what it will need and stops itself ─▶ Snapshot
+//! Plan::from_template ─▶ run, pool, session ─▶ a new cell, all walls ─▶ its process goes on from the snapshot
+//! ```
+//!
+//! A run has a cell of its own like any other: its own mounts, processes, limits, descriptors and seed. What it has from
+//! the template is the contents of memory, each run a private copy of pages that nobody can write. So no run sees what
+//! another did, and what the program was made to load had no more rights than any guest.
+//!
+//! The program may be any that stops itself with `SIGSTOP` when it is ready and reads its request from descriptor 3 when
+//! it goes on; [`python`] is one. What is common to all runs of a template, and would not be of programs that are loaded
+//! each time: where things are in memory, and whatever the program drew at random before it stopped.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use hotcell_base::Outcome;
+use hotcell_sys::snapshot::{Snapshot, SnapshotError};
+use rustix::fs::MemfdFlags;
+
+use crate::plan::{Builder, Plan, PlanError};
+use crate::run::{Memory, RunError, Stdin, group_name, remote};
+use crate::session::Session;
+
+/// A program that was loaded.
+#[derive(Debug)]
+pub struct Template {
+    snapshot: Snapshot,
+    memory: OwnedFd,
+}
+
+/// Why there is no template.
+#[derive(Debug, thiserror::Error)]
+pub enum TemplateError {
+    /// There is no plan for loading it.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// Its cell failed.
+    #[error("the program to begin from cannot be loaded")]
+    Run(#[from] RunError),
+    /// It ended, or was ended, before it was ready.
+    #[error("the program to begin from was not ready when it ended ({outcome}): {stderr}")]
+    Ended {
+        /// How.
+        outcome: Outcome,
+        /// What it said last.
+        stderr: String,
+    },
+    /// It cannot be carried over.
+    #[error("the program to begin from cannot be taken down")]
+    Snapshot(#[from] SnapshotError),
+    /// The machine failed us.
+    #[error("{what}")]
+    Io {
+        /// What could not be done.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// The program of [`python`].
+pub const PYTHON: &str = include_str!("python.py");
+
+/// A request for a Python that has these modules loaded.
+pub fn python(builder: Builder, program: &str, imports: &[String]) -> Builder {
+    let words = [program, "-c", PYTHON].into_iter().chain(imports.iter().map(String::as_str));
+    builder.command(words.map(str::to_owned))
+}
+
+impl Template {
+    /// Runs a plan's command until it stops itself, and takes it down. Its memory goes to the file.
+    pub fn warm(plan: &Plan, memory: File) -> Result<Template, TemplateError> {
+        let session = Session::open(plan.clone(), &group_name("hotcell-template"), &mut Memory::default());
+        let mut session = session?;
+        let init = session.init_pid();
+        let (remote, remote_end) = remote().map_err(failed("a pipe cannot be made"))?;
+        let mut output = Memory::default();
+        let is_over = AtomicBool::new(false);
+        let (report, taken) = std::thread::scope(|scope| {
+            let memory = &memory;
+            let is_over = &is_over;
+            let taking = scope.spawn(move || {
+                let taken = wait_and_take(init, memory, is_over);
+                // It is of no further use; or it is not fit for any.
+                remote.kill();
+                taken
+            });
+            let report = session.exec_with(plan, Stdin::Null, &mut output, Some(&remote_end));
+            is_over.store(true, Ordering::Relaxed);
+            (report, taking.join())
+        });
+        let mut report = report?;
+        output.give(&mut report);
+        let taken = taken.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let snapshot = match taken {
+            Some(taken) => taken?,
+            None => {
+                let stderr = report.stderr.text();
+                let last = stderr.lines().last().unwrap_or("it said nothing").to_owned();
+                return Err(TemplateError::Ended { outcome: report.outcome, stderr: last });
+            }
+        };
+        Ok(Template { snapshot, memory: memory.into() })
+    }
+
+    /// One that was warmed before; `memory` is its file.
+    pub fn load(snapshot: Snapshot, memory: File) -> io::Result<Template> {
+        // What lies where nothing may be executed is of use only as a copy.
+        let is_noexec = rustix::fs::fstatvfs(&memory)?.f_flag.contains(rustix::fs::StatVfsMountFlags::NOEXEC);
+        if !is_noexec {
+            return Ok(Template { snapshot, memory: memory.into() });
+        }
+        let copy = File::from(rustix::fs::memfd_create("hotcell-template", MemfdFlags::CLOEXEC)?);
+        io::copy(&mut &memory, &mut &copy)?;
+        Ok(Template { snapshot, memory: copy.into() })
+    }
+
+    /// All of it but the contents of its memory.
+    pub fn snapshot(&self) -> &Snapshot {
+        &self.snapshot
+    }
+
+    pub(crate) fn memory(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+}
+
+/// What a run that begins from a template needs beside its plan.
+#[derive(Clone, Debug)]
+pub(crate) struct Beginning {
+    pub(crate) template: Arc<Template>,
+    pub(crate) seed: u64,
+}
+
+impl Beginning {
+    /// The request, as the program reads it from descriptor 3.
+    pub(crate) fn request(&self, plan: &Plan) -> io::Result<OwnedFd> {
+        use std::os::unix::ffi::OsStrExt;
+        let arguments = plan.argv.get(1..).unwrap_or_default();
+        let mut text = format!("{}\0{}\0", self.seed, arguments.len()).into_bytes();
+        let mut push = |parts: &[&[u8]]| {
+            parts.iter().for_each(|part| text.extend_from_slice(part));
+            text.push(0);
+        };
+        arguments.iter().for_each(|argument| push(&[argument.as_bytes()]));
+        plan.env.iter().for_each(|(name, value)| push(&[name.as_bytes(), b"=", value.as_bytes()]));
+        let mut memory = File::from(rustix::fs::memfd_create("hotcell-request", MemfdFlags::CLOEXEC)?);
+        memory.write_all(&text)?;
+        io::Seek::rewind(&mut memory)?;
+        Ok(memory.into())
+    }
+}
+
+fn failed(what: &'static str) -> impl Fn(io::Error) -> TemplateError {
+    move |source| TemplateError::Io { what, source }
+}
+
+/// Waits until the command of a cell stops itself: what it is then, or none if it ends first.
+fn wait_and_take(init: i32, memory: &File, is_over: &AtomicBool) -> Option<Result<Snapshot, SnapshotError>> {
+    const LOOK_EVERY: Duration = Duration::from_millis(1);
+    while !is_over.load(Ordering::Relaxed) {
+        if let Some(pid) = stopped_child(init) {
+            return Some(Snapshot::take(pid, memory));
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    None
+}
+
+/// A child of this process that stands still.
+fn stopped_child(parent: i32) -> Option<i32> {
+    let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
+    let pids = children.split_ascii_whitespace().filter_map(|pid| pid.parse().ok());
+    pids.into_iter().find(|pid: &i32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
+    })
+}
