@@ -84,6 +84,8 @@ pub struct Snapshot {
     stack_top: u64,
     /// What the kernel knows of what is where: code, data, heap, stack, arguments and environment.
     layout: [u64; 11],
+    /// What every run writes to, from one address to another: see [`Snapshot::learn`].
+    written: Vec<(u64, u64)>,
 }
 
 /// A part of its memory.
@@ -134,6 +136,7 @@ impl Snapshot {
             stack_top: 0,
             layout: layout(pid).map_err(failed("looked at"))?,
             registers: registers.to_vec(),
+            written: Vec::new(),
         };
         let mut copy = Copy { from: File::open(format!("/proc/{pid}/mem")).map_err(failed("read"))?, to: memory, at: 0 };
         for line in maps.lines() {
@@ -176,6 +179,32 @@ impl Snapshot {
         match self.regions.last_mut() {
             Some(last) if last.is_followed_by(&region) => last.end = end,
             _ => self.regions.push(region),
+        }
+        Ok(())
+    }
+
+    /// Learns from a process that went on from it, and stands still again, which pages it wrote to. Those that come after
+    /// are given them at once: making a page when it is first written to takes twice as long.
+    pub fn learn(&mut self, pid: i32) -> io::Result<()> {
+        const IS_PRESENT: u64 = 1 << 63;
+        const IS_OF_FILE: u64 = 1 << 61;
+        let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
+        self.written.clear();
+        for region in self.regions.iter().filter(|region| region.offset.is_some() && region.protection & 2 != 0) {
+            let mut entries = vec![0; usize::try_from((region.end - region.start) / PAGE).unwrap_or(0) * 8];
+            pagemap.read_exact_at(&mut entries, region.start / PAGE * 8)?;
+            for (idx, entry) in entries.chunks_exact(8).enumerate() {
+                let entry = u64::from_ne_bytes(entry.try_into().unwrap_or_default());
+                // What was written to is no longer the file's.
+                if entry & IS_PRESENT == 0 || entry & IS_OF_FILE != 0 {
+                    continue;
+                }
+                let start = region.start + idx as u64 * PAGE;
+                match self.written.last_mut() {
+                    Some(last) if last.1 == start => last.1 += PAGE,
+                    _ => self.written.push((start, start + PAGE)),
+                }
+            }
         }
         Ok(())
     }
@@ -230,6 +259,12 @@ impl Snapshot {
             };
             let args = [region.start.into(), len.into(), protection.into(), flags.into(), fd, offset.into()];
             out.call(libc::SYS_mmap, &args);
+        }
+        for (start, end) in &self.written {
+            // A kernel that does not know it, or has no room, makes each page when it is needed.
+            let args = [(*start).into(), (end - start).into(), libc::MADV_POPULATE_WRITE.into()];
+            let expect = Expect::OkOr(&[libc::EINVAL, libc::ENOMEM, libc::EFAULT, libc::EAGAIN]);
+            out.program.call(Stage::Payload, out.label.clone(), libc::SYS_madvise, &args, expect).ignore();
         }
         // Room for the stack to grow into, where there was room.
         let Some(stack) = self.regions.iter().find(|region| region.end == self.stack_top) else { return };

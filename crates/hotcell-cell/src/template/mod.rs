@@ -68,6 +68,9 @@ pub enum TemplateError {
 /// The program of [`python`].
 pub const PYTHON: &str = include_str!("python.py");
 
+/// Arguments with which [`python`] does nothing but stop itself.
+pub const PYTHON_TRIAL: &[&str] = &["-c", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"];
+
 /// A request for a Python that has these modules loaded.
 pub fn python(builder: Builder, program: &str, imports: &[String]) -> Builder {
     let words = [program, "-c", PYTHON].into_iter().chain(imports.iter().map(String::as_str));
@@ -75,39 +78,27 @@ pub fn python(builder: Builder, program: &str, imports: &[String]) -> Builder {
 }
 
 impl Template {
-    /// Runs a plan's command until it stops itself, and takes it down. Its memory goes to the file.
-    pub fn warm(plan: &Plan, memory: File) -> Result<Template, TemplateError> {
+    /// Runs a plan's command until it stops itself, and takes it down; its memory goes to the file. `trial` are arguments
+    /// with which it does nothing but stop itself again: what it writes to then, every run writes to.
+    pub fn warm(plan: &Plan, memory: File, trial: &[&str]) -> Result<Template, TemplateError> {
         let session = Session::open(plan.clone(), &group_name("hotcell-template"), &mut Memory::default());
         let mut session = session?;
-        let init = session.init_pid();
-        let (remote, remote_end) = remote().map_err(failed("a pipe cannot be made"))?;
-        let mut output = Memory::default();
-        let is_over = AtomicBool::new(false);
-        let (report, taken) = std::thread::scope(|scope| {
-            let memory = &memory;
-            let is_over = &is_over;
-            let taking = scope.spawn(move || {
-                let taken = wait_and_take(init, memory, is_over);
-                // It is of no further use; or it is not fit for any.
-                remote.kill();
-                taken
-            });
-            let report = session.exec_with(plan, Stdin::Null, &mut output, Some(&remote_end));
-            is_over.store(true, Ordering::Relaxed);
-            (report, taking.join())
-        });
-        let mut report = report?;
-        output.give(&mut report);
-        let taken = taken.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        let snapshot = match taken {
-            Some(taken) => taken?,
-            None => {
-                let stderr = report.stderr.text();
-                let last = stderr.lines().last().unwrap_or("it said nothing").to_owned();
-                return Err(TemplateError::Ended { outcome: report.outcome, stderr: last });
-            }
+        let snapshot = at_stop(&mut session, plan, |pid| Snapshot::take(pid, &memory))??;
+        let mut template = Template { snapshot, memory: memory.into() };
+        if trial.is_empty() {
+            return Ok(template);
+        }
+        let arguments = trial.iter().map(Into::into);
+        let mut beginning = plan.clone();
+        beginning.argv = plan.argv.iter().take(1).cloned().chain(arguments).collect();
+        let copy = Template {
+            snapshot: template.snapshot.clone(),
+            memory: template.memory.try_clone().map_err(failed("the template cannot be tried"))?,
         };
-        Ok(Template { snapshot, memory: memory.into() })
+        let beginning = beginning.from_template(Arc::new(copy), 0);
+        let learnt = at_stop(&mut session, &beginning, |pid| template.snapshot.learn(pid))?;
+        learnt.map_err(failed("the template cannot be tried"))?;
+        Ok(template)
     }
 
     /// One that was warmed before; `memory` is its file.
@@ -162,16 +153,42 @@ fn failed(what: &'static str) -> impl Fn(io::Error) -> TemplateError {
     move |source| TemplateError::Io { what, source }
 }
 
-/// Waits until the command of a cell stops itself: what it is then, or none if it ends first.
-fn wait_and_take(init: i32, memory: &File, is_over: &AtomicBool) -> Option<Result<Snapshot, SnapshotError>> {
+/// Runs a command until it stops itself, does something with it then, and ends it.
+fn at_stop<T: Send>(
+    session: &mut Session,
+    plan: &Plan,
+    act: impl FnOnce(i32) -> T + Send,
+) -> Result<T, TemplateError> {
     const LOOK_EVERY: Duration = Duration::from_millis(1);
-    while !is_over.load(Ordering::Relaxed) {
-        if let Some(pid) = stopped_child(init) {
-            return Some(Snapshot::take(pid, memory));
-        }
-        std::thread::sleep(LOOK_EVERY);
-    }
-    None
+    let init = session.init_pid();
+    let (remote, remote_end) = remote().map_err(failed("a pipe cannot be made"))?;
+    let mut output = Memory::default();
+    let is_over = AtomicBool::new(false);
+    let (report, acted) = std::thread::scope(|scope| {
+        let acting = scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                if let Some(pid) = stopped_child(init) {
+                    let acted = act(pid);
+                    // It is of no further use.
+                    remote.kill();
+                    return Some(acted);
+                }
+                std::thread::sleep(LOOK_EVERY);
+            }
+            None
+        });
+        let report = session.exec_with(plan, Stdin::Null, &mut output, Some(&remote_end));
+        is_over.store(true, Ordering::Relaxed);
+        (report, acting.join())
+    });
+    let mut report = report?;
+    output.give(&mut report);
+    let acted = acted.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    acted.ok_or_else(|| {
+        let stderr = report.stderr.text();
+        let last = stderr.lines().last().unwrap_or("it said nothing").to_owned();
+        TemplateError::Ended { outcome: report.outcome, stderr: last }
+    })
 }
 
 /// A child of this process that stands still.

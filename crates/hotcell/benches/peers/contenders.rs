@@ -3,9 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use hotcell_cell::pool::Ahead;
-use hotcell_cell::{Cell, Host, MountRequest, Pool};
+use hotcell_cell::template::{self, Template};
+use hotcell_cell::{Cell, Exec, Host, MountRequest, Observer, Pool, Session, Stream};
 
 /// So many stations are kept by a pool: one for each of eight launchers, and as many that are being made ready.
 const POOLED: usize = 16;
@@ -202,19 +204,74 @@ fn ours(place: &Place, payload: Payload) -> Vec<Candidate<'_>> {
     };
     let (on_demand, pooled) = (pool(Ahead::Station), pool(Ahead::Cell));
     let ours = |name, make: Box<dyn FnOnce() -> Start>| Candidate { name, is_ours: true, make };
+    let session = {
+        let host = host.clone();
+        let mount = MountRequest { source: place.noop.clone(), target: place.noop.clone(), writable: false };
+        let exec = Exec { argv: argv.iter().map(Into::into).collect(), ..Exec::default() };
+        move || -> Start {
+            let open = move || {
+                let plan = Cell::builder().mount(mount.clone()).plan_session(&host).expect("a plan");
+                Session::open(plan, &unique(), &mut Nobody).expect("a session")
+            };
+            // One for each launcher: commands of one session wait for each other.
+            let idle = Mutex::new(vec![open()]);
+            Box::new(move || {
+                let taken = idle.lock().expect("nobody panicked").pop();
+                let mut session = taken.unwrap_or_else(&open);
+                let is_fine = session.exec(&exec).is_ok_and(|report| report.exit_code == Some(0));
+                idle.lock().expect("nobody panicked").push(session);
+                is_fine
+            })
+        }
+    };
+    let template = |ahead: Ahead| {
+        let (plan, host) = (plan.clone(), host.clone());
+        move || -> Start {
+            let warm = template::python(Cell::builder(), "/usr/bin/python3", &[]).plan(&host).expect("a plan");
+            let memory = tempfile::tempfile().expect("a file");
+            let template = Arc::new(Template::warm(&warm, memory, template::PYTHON_TRIAL).expect("a template"));
+            let pool = Pool::open(plan.from_template(template, 0), POOLED, ahead).expect("a pool");
+            Box::new(move || pool.run().is_ok_and(|report| report.exit_code == Some(0)))
+        }
+    };
+    let templates = if payload == Payload::Python {
+        vec![
+            ours("hotcell, template, on demand", Box::new(template(Ahead::Station))),
+            ours("hotcell, template, pool", Box::new(template(Ahead::Cell))),
+        ]
+    } else {
+        Vec::new()
+    };
     let whole = || -> Start {
         let hotcell = env!("CARGO_BIN_EXE_hotcell").to_owned();
         let mount = format!("{0}:{0}:ro", place.noop.display());
         let whole = [hotcell, "run".into(), "-q".into(), "--mount".into(), mount, "--".into()];
         command(whole.into_iter().chain(argv).collect(), place.path("home"))
     };
-    vec![
+    let mut all = vec![
         ours("hotcell, library, on demand", Box::new(on_demand)),
         ours("hotcell, library, pool", Box::new(pooled)),
+        ours("hotcell, library, session", Box::new(session)),
         ours(
             "hotcell, library, cold",
             Box::new(move || Box::new(move || plan.run().is_ok_and(|report| report.exit_code == Some(0)))),
         ),
         Candidate { name: "hotcell run", is_ours: true, make: Box::new(whole) },
-    ]
+    ];
+    all.extend(templates);
+    all
+}
+
+/// A name for a cgroup that nothing else has.
+fn unique() -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    format!("hotcell-bench-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+struct Nobody;
+
+impl Observer for Nobody {
+    fn output(&mut self, _: Stream, _: &[u8]) -> std::io::Result<()> {
+        Ok(())
+    }
 }

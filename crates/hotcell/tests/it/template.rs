@@ -14,7 +14,7 @@ fn warm(imports: &[&str]) -> Arc<Template> {
     let imports: Vec<String> = imports.iter().map(|name| (*name).to_owned()).collect();
     let plan = plan_on(&host(), template::python(Cell::builder(), PYTHON, &imports)).expect("a plan");
     let memory = tempfile::tempfile().expect("a file");
-    Arc::new(Template::warm(&plan, memory).unwrap_or_else(|error| panic!("{error}: {:?}", error)))
+    Arc::new(Template::warm(&plan, memory, template::PYTHON_TRIAL).unwrap_or_else(|error| panic!("{error}: {:?}", error)))
 }
 
 fn run_from(template: &Arc<Template>, seed: u64, argv: &[&str]) -> Report {
@@ -30,4 +30,13 @@ fn a_run_goes_on_from_a_loaded_python() {
     assert_eq!(report.stderr.text(), "");
     assert_eq!((report.outcome, report.exit_code), (Outcome::Exited, Some(3)));
     assert_eq!(report.stdout.text(), "[\"-c\", \"a\", \"b\"]\n");
+}
+
+#[test]
+fn zz_faults() {
+    let template = warm(&[]);
+    for _ in 0..3 {
+    let report = run_from(&template, 1, &["-c", "pass"]);
+    println!("{} {:?}", report.stderr.text(), report.wall);
+    }
 }
