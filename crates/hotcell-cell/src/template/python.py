@@ -34,13 +34,12 @@ def _hotcell(main):
         if not argv or argv[0] == "-":
             sys.argv = argv or [""]
             return sys.stdin.buffer.read(), "<stdin>"
-        sys.argv, name = argv, argv[0]
+        sys.argv, name = argv, os.path.abspath(argv[0])
         try:
             with io.open_code(name) as file:
                 source = file.read()
         except OSError as error:
-            where = os.path.abspath(name)
-            print(f"{sys.executable}: can't open file {where!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
+            print(f"{sys.executable}: can't open file {name!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
             end(2)
         sys.path[0] = os.path.dirname(os.path.realpath(name))
         main["__file__"] = name
@@ -59,7 +58,7 @@ def _hotcell(main):
         except BaseException as error:
             # The program's own frames, without ours.
             trace = None if isinstance(error, SyntaxError) else error.__traceback__.tb_next
-            sys.excepthook(type(error), error, trace)
+            sys.excepthook(type(error), error.with_traceback(trace), trace)
             if isinstance(error, KeyboardInterrupt):
                 return -signal.SIGINT
         return 1

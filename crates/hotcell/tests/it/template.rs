@@ -1,10 +1,12 @@
 //! Templates: runs that go on from a loaded program are runs like any other, and know nothing of each other.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use hotcell_base::Outcome;
+use hotcell_base::{Bytes, Outcome};
+use hotcell_cell::pool::{Ahead, Pool};
 use hotcell_cell::template::{self, Template};
-use hotcell_cell::{Cell, Report};
+use hotcell_cell::{Cell, Limits, Mode, Report};
 
 use crate::support::*;
 
@@ -23,20 +25,155 @@ fn run_from(template: &Arc<Template>, seed: u64, argv: &[&str]) -> Report {
     plan.from_template(Arc::clone(template), seed).run().unwrap_or_else(|error| panic!("{error}: {:?}", error))
 }
 
-#[test]
-fn a_run_goes_on_from_a_loaded_python() {
-    let template = warm(&["json"]);
-    let report = run_from(&template, 1, &["-c", "import sys, json; print(json.dumps(sys.argv)); sys.exit(3)", "a", "b"]);
-    assert_eq!(report.stderr.text(), "");
-    assert_eq!((report.outcome, report.exit_code), (Outcome::Exited, Some(3)));
-    assert_eq!(report.stdout.text(), "[\"-c\", \"a\", \"b\"]\n");
+/// The same program, by the interpreter itself and from a template.
+fn both(template: &Arc<Template>, argv: &[&str]) -> [Report; 2] {
+    let words = [PYTHON].iter().chain(argv).map(|word| (*word).to_owned());
+    [run_on(&host(), Cell::builder().command(words)), run_from(template, 7, argv)]
 }
 
 #[test]
-fn zz_faults() {
-    let template = warm(&[]);
-    for _ in 0..3 {
-    let report = run_from(&template, 1, &["-c", "pass"]);
-    println!("{} {:?}", report.stderr.text(), report.wall);
+fn a_run_from_a_template_does_what_python_does() {
+    let template = warm(&["json"]);
+    for argv in [
+        &["-c", "import sys, json; print(json.dumps(sys.argv)); sys.exit(3)", "a", "b"][..],
+        &["-c", "print(sorted(__import__('os').environ.items())); print(__name__, __import__('os').getcwd())"],
+        &["-c", "import sys; print(sys.path[0] == '', sys.flags.interactive); sys.stdout.write('no newline')"],
+        &["-c", "def f():\n  raise ValueError('bad')\nf()"],
+        &["-c", "import sys; sys.exit('said so')"],
+        &["-c", "syntax error here"],
+        &["-c", "raise SystemExit"],
+        &["-c", "import atexit; atexit.register(print, 'handler'); print('body')"],
+        &["-c", "f = open('/tmp/f', 'w'); f.write('kept'); import atexit; atexit.register(lambda: print(open('/tmp/f').read() or 'not yet'))"],
+        &["-c", "import threading, time; threading.Thread(target=lambda: (time.sleep(0.05), print('thread'))).start()"],
+        &["-c", "import subprocess, sys; print(subprocess.run([sys.executable, '-c', 'print(6 * 7)'], capture_output=True, text=True).stdout)"],
+        &["-c", "import multiprocessing as m\nwith m.Pool(2) as p: print(p.map(abs, [-1, -2, 3]))"],
+        &["-c", "x = [bytearray(1 << 20) for _ in range(50)]; print(len(x)); print(sum(range(10 ** 6)))"],
+        &["-c", "import sys; sys.setrecursionlimit(10 ** 5)\ndef f(n): return n and 1 + f(n - 1)\nprint(f(20000))"],
+        &["-c", "import re, decimal, hashlib, sqlite3, zlib; print(sqlite3.connect(':memory:').execute('select 1').fetchall())"],
+        &["-c", "import os; os.kill(os.getpid(), 9)"],
+        &["-c", "import os; os.abort()"],
+        &["-m", "json.tool", "/nonexistent"],
+        &["-m", "no_such_module"],
+        &["/no/such/script.py"],
+    ] {
+        let [plain, restored] = both(&template, argv);
+        let said = |report: &Report| (report.outcome, report.exit_code, report.signal, report.stdout.text());
+        assert_eq!(said(&restored), said(&plain), "{argv:?}: {}", restored.stderr.text());
+        // How the interpreter is named in a message is the only thing that may differ.
+        let stderr = |report: &Report| report.stderr.text().replace("<module>", "").replace(PYTHON, "python3");
+        if !argv.contains(&"-m") {
+            assert_eq!(stderr(&restored), stderr(&plain), "{argv:?}");
+        }
     }
+}
+
+#[test]
+fn scripts_and_modules_of_a_workspace_are_found() {
+    let bench = Bench::new();
+    let work = bench.dir("work");
+    bench.file("work/helper.py", "value = 41\n");
+    bench.file("work/sub/script.py", "import sys; print(sys.argv, __name__, __file__, sys.path[0])\n");
+    bench.file("work/main.py", "import helper; print(helper.value + 1)\n");
+    let template = warm(&[]);
+    for argv in [&["main.py"][..], &["sub/script.py", "x"], &["-m", "main"], &["-c", "import helper; print(helper.value)"]] {
+        let words = || [PYTHON].iter().chain(argv).map(|word| (*word).to_owned());
+        let builder = || Cell::builder().workspace(&work, Mode::Cow).command(words());
+        let plain = run_on(&host(), builder());
+        let plan = plan_on(&host(), builder()).expect("a plan");
+        let restored = plan.from_template(Arc::clone(&template), 0).run().expect("a run");
+        assert_eq!(restored.stdout.text(), plain.stdout.text(), "{argv:?}: {}", restored.stderr.text());
+        assert_eq!(restored.exit_code, Some(0));
+    }
+}
+
+#[test]
+fn no_run_sees_what_another_did() {
+    let template = warm(&["json", "os"]);
+    let script = "import os, json, sys, builtins\n\
+                  print(os.listdir('/tmp'), hasattr(json, 'left'), hasattr(builtins, 'left'), os.environ.get('LEFT'), \
+                  len(sys.modules), [p for p in os.listdir('/proc') if p.isdigit()], os.getpid())\n\
+                  json.left = builtins.left = 1; os.environ['LEFT'] = '1'; open('/tmp/left', 'w').write('x')\n\
+                  json.dumps = None; sys.path.append('left'); os.umask(0)";
+    let plan = plan_on(&host(), Cell::builder().command([PYTHON, "-c", script])).expect("a plan");
+    let pool = Pool::open(plan.from_template(template, 0), 2, Ahead::Cell).expect("a pool");
+    let said: Vec<String> = (0..8)
+        .map(|_| {
+            let report = pool.run().expect("a run");
+            assert_eq!(report.exit_code, Some(0), "{}", report.stderr.text());
+            report.stdout.text()
+        })
+        .collect();
+    assert!(said.iter().all(|one| *one == said[0]), "{said:#?}");
+    assert!(said[0].starts_with("[] False False None "), "{}", said[0]);
+    assert!(said[0].contains("['1', '2'] 2"), "{}", said[0]);
+}
+
+#[test]
+fn what_is_random_is_each_runs_own_and_a_seed_repeats_it() {
+    let template = warm(&["random", "ssl", "tempfile", "uuid"]);
+    let draw = |seed: u64| {
+        let script = "import random, os, ssl, tempfile, uuid; print(random.random()); \
+                      print(os.urandom(8), ssl.RAND_bytes(8), tempfile.mktemp(), uuid.uuid4())";
+        let report = run_from(&template, seed, &["-c", script]);
+        assert_eq!(report.exit_code, Some(0), "{}", report.stderr.text());
+        let text = report.stdout.text();
+        let (seeded, rest) = text.split_once('\n').expect("two lines");
+        (seeded.to_owned(), rest.to_owned())
+    };
+    let (first, again, other) = (draw(1), draw(1), draw(2));
+    assert_eq!(first.0, again.0, "a seed repeats");
+    assert_ne!(first.0, other.0, "another does not");
+    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    for (a, b) in words(&first.1).iter().zip(&words(&again.1)) {
+        assert_ne!(a, b, "what is not seeded does not repeat");
+    }
+}
+
+#[test]
+fn the_walls_and_limits_of_a_restored_process_are_those_of_any() {
+    let template = warm(&[]);
+    let script = "import os, socket, ctypes\n\
+        def tries(what):\n    try: what(); return 'did'\n    except BaseException as error: return type(error).__name__\n\
+        status = {line.split(':')[0]: line.split(':')[1].split() for line in open('/proc/self/status')}\n\
+        print({name: status[name] for name in ('NoNewPrivs', 'Seccomp', 'CapEff', 'CapPrm', 'CapBnd', 'Threads')})\n\
+        print(tries(lambda: open('/.hotcell/file')), tries(lambda: open('/proc/self/oom_score_adj', 'w')), \
+        tries(lambda: socket.create_connection(('192.0.2.1', 9), 1)), tries(lambda: os.mkdir('/x')), \
+        tries(lambda: os.setuid(0)), ctypes.CDLL(None).unshare(0x10000000), sorted(os.listdir('/proc/self/fd')))\n\
+        import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE), resource.getrlimit(resource.RLIMIT_CORE))\n\
+        print(open('/proc/self/environ').read() is not None, open('/proc/self/comm').read())";
+    let [plain, restored] = both(&template, &["-c", script]);
+    assert_eq!(restored.exit_code, Some(0), "{}", restored.stderr.text());
+    assert_eq!(restored.stdout.text(), plain.stdout.text());
+    let limited = |limits: Limits, script: &str| {
+        let plan = plan_on(&host(), Cell::builder().limits(limits).command([PYTHON, "-c", script])).expect("a plan");
+        plan.from_template(Arc::clone(&template), 0).run().expect("a run").outcome
+    };
+    let memory = Limits { memory: Bytes::mib(64), ..Limits::default() };
+    assert_eq!(limited(memory, "x = bytearray(200 << 20); import time; time.sleep(1)"), Outcome::Oom);
+    let time = Limits { time: Duration::from_millis(300), ..Limits::default() };
+    assert_eq!(limited(time, "while True: pass"), Outcome::Timeout);
+    let pids = Limits { pids: 4, ..Limits::default() };
+    let forks = "import os, time\nfor _ in range(10):\n  if os.fork() == 0: time.sleep(1); os._exit(0)";
+    assert_eq!(limited(pids, forks), Outcome::Pids);
+}
+
+#[test]
+fn what_cannot_be_carried_over_is_refused_by_name() {
+    let refusal = |script: &str| {
+        let stop = "\nimport os, signal; os.kill(os.getpid(), signal.SIGSTOP)";
+        let plan = plan_on(&host(), Cell::builder().command([PYTHON, "-c", &format!("{script}{stop}")])).expect("a plan");
+        let memory = tempfile::tempfile().expect("a file");
+        let error = Template::warm(&plan, memory, &[]).err();
+        error.map(|error| format!("{error}: {}", std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default()))
+    };
+    // The control: nothing of the kind.
+    assert_eq!(refusal("pass"), None);
+    let said = refusal("import threading, time; threading.Thread(target=lambda: time.sleep(9)).start()").expect("refused");
+    assert!(said.contains("2 threads"), "{said}");
+    let said = refusal("f = open('/tmp/held', 'w')").expect("refused");
+    assert!(said.contains("/tmp/held") && said.contains("descriptor 3"), "{said}");
+    let said = refusal("import mmap; m = mmap.mmap(-1, 4096)").expect("refused");
+    assert!(said.contains("shares memory"), "{said}");
+    let said = refusal("import sys; print('no such module', file=sys.stderr); sys.exit(3)").expect("refused");
+    assert!(said.contains("no such module"), "{said}");
 }
