@@ -18,7 +18,7 @@ use crate::diff;
 use crate::home::Home;
 use crate::live::{Hold, LiveCell, ProcessName};
 use crate::queue::Turn;
-use crate::record::{Kind, Record, RecordError, Runs, WorkspaceRecord, replace};
+use crate::record::{Kind, Record, RecordError, Runs, TemplateRecord, WorkspaceRecord, replace};
 
 /// A request to run something.
 #[derive(Debug, Default)]
@@ -29,6 +29,8 @@ pub struct Request {
     pub name: Option<String>,
     /// Labels to find it by.
     pub labels: std::collections::BTreeMap<String, String>,
+    /// The template its plan begins from.
+    pub template: Option<TemplateRecord>,
 }
 
 /// Sees a run's output as it comes.
@@ -220,6 +222,7 @@ impl Gate {
             stderr_sha256: String::new(),
             isolation: None,
             workspace: WorkspaceRecord::of(plan.workspace()),
+            template: request.template.clone(),
             kind: Kind::Run,
             session: None,
             artifacts,
@@ -352,8 +355,8 @@ impl Viewer for Nobody {
     fn output(&mut self, _: Stream, _: &[u8]) {}
 }
 
-/// Random bits for a name.
-pub(crate) fn random() -> u64 {
+/// Random bits, for a name or a seed.
+pub fn random() -> u64 {
     let mut random = [0u8; 8];
     let taken = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
     // The kernel gives eight bytes at once or is older than any that can run a cell.

@@ -100,6 +100,7 @@ pub fn survey(home: &Home, temporary: &Path) -> Vec<Leftover> {
     }
     found.extend(queue::left_tickets(home).into_iter().map(Leftover::Draft));
     found.extend(scratch(home.path(), "doctor-"));
+    found.extend(scratch(&home.path().join("templates"), "draft-"));
     found.extend(scratch(temporary, "hotcell-selftest-"));
     found
 }

@@ -21,6 +21,7 @@ mod queue;
 pub mod record;
 pub mod select;
 pub mod session;
+pub mod templates;
 mod transition;
 
 pub use diff::{Diff, DiffError};
@@ -29,4 +30,5 @@ pub use home::{Home, HomeError};
 pub use pack::{PackError, Packs};
 pub use record::{Record, RecordError, Runs};
 pub use select::Selection;
+pub use templates::Templates;
 pub use transition::Conflict;

@@ -79,6 +79,9 @@ pub struct Record {
     pub isolation: Option<IsolationRecord>,
     /// The workspace and what changed in it; mode `none` where there is no workspace.
     pub workspace: WorkspaceRecord,
+    /// What it began from, if that is a template.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template: Option<TemplateRecord>,
     /// Whether it is a run, a session, or a command in one.
     #[serde(default)]
     pub kind: Kind,
@@ -87,6 +90,17 @@ pub struct Record {
     pub session: Option<RunId>,
     /// The directory with the logs and this file.
     pub artifacts: PathBuf,
+}
+
+/// What a run began from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TemplateRecord {
+    /// The program.
+    pub name: String,
+    /// Modules that were loaded already.
+    pub imports: Vec<String>,
+    /// What it draws from at random.
+    pub seed: u64,
 }
 
 /// What a record is of.

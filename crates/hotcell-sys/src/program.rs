@@ -330,7 +330,8 @@ impl<L: Clone> Program<L> {
 
     /// Adds a number to an answer.
     pub fn add(&mut self, stage: Stage, label: L, to: Slot, number: i64) -> Slot {
-        let op = Op { call: wire::CALL_ADD, args: [to.0, number.cast_unsigned(), 0, 0, 0, 0], slots: 1, ..Op::default() };
+        let op =
+            Op { call: wire::CALL_ADD, args: [to.0, number.cast_unsigned(), 0, 0, 0, 0], slots: 1, ..Op::default() };
         self.push(stage, label, op).keep()
     }
 

@@ -84,6 +84,8 @@ pub struct Snapshot {
     stack_top: u64,
     /// What the kernel knows of what is where: code, data, heap, stack, arguments and environment.
     layout: [u64; 11],
+    /// Files that parts of it came from.
+    files: Vec<String>,
     /// What every run writes to, from one address to another: see [`Snapshot::learn`].
     written: Vec<(u64, u64)>,
 }
@@ -136,9 +138,11 @@ impl Snapshot {
             stack_top: 0,
             layout: layout(pid).map_err(failed("looked at"))?,
             registers: registers.to_vec(),
+            files: Vec::new(),
             written: Vec::new(),
         };
-        let mut copy = Copy { from: File::open(format!("/proc/{pid}/mem")).map_err(failed("read"))?, to: memory, at: 0 };
+        let mut copy =
+            Copy { from: File::open(format!("/proc/{pid}/mem")).map_err(failed("read"))?, to: memory, at: 0 };
         for line in maps.lines() {
             snapshot.add(line, &mut copy)?;
         }
@@ -161,6 +165,9 @@ impl Snapshot {
         if name.starts_with("[vvar") || name == "[vdso]" {
             self.vdso.push(Special { start, end, is_code: name == "[vdso]" });
             return Ok(());
+        }
+        if name.starts_with('/') && !self.files.iter().any(|file| file == name) {
+            self.files.push(name.to_owned());
         }
         let has = |right: u8| rights.as_bytes().contains(&right);
         if has(b's') && has(b'w') {
@@ -209,6 +216,11 @@ impl Snapshot {
         Ok(())
     }
 
+    /// Files that parts of its memory came from, by their paths in its cell.
+    pub fn files(&self) -> &[String] {
+        &self.files
+    }
+
     /// How many bytes it has in memory, at least for a moment.
     pub fn bytes(&self) -> u64 {
         self.regions.iter().filter(|region| region.offset.is_some()).map(|region| region.end - region.start).sum()
@@ -231,11 +243,7 @@ impl Snapshot {
             let from = out.program.add(Stage::Payload, label.clone(), here, distance);
             out.relocate(from.into(), PARKING + (special.start - first), special.end - special.start);
         }
-        for (start, end) in [
-            (16 * PAGE, COMMAND_BASE),
-            (PARKING + ROOM, STUB_BASE),
-            (STUB_BASE + ROOM, MEMORY_END),
-        ] {
+        for (start, end) in [(16 * PAGE, COMMAND_BASE), (PARKING + ROOM, STUB_BASE), (STUB_BASE + ROOM, MEMORY_END)] {
             out.call(libc::SYS_munmap, &[start.into(), (end - start).into()]);
         }
         self.map_memory(&mut out, memory);
@@ -361,7 +369,16 @@ fn layout(pid: i32) -> io::Result<[u64; 11]> {
     let [code, data] = [[field(26), field(27)], [field(45), field(46)]];
     let [arguments, environment] = [[field(48), field(49)], [field(50), field(51)]];
     Ok([
-        code[0], code[1], data[0], data[1], start_brk, brk, field(28), arguments[0], arguments[1], environment[0],
+        code[0],
+        code[1],
+        data[0],
+        data[1],
+        start_brk,
+        brk,
+        field(28),
+        arguments[0],
+        arguments[1],
+        environment[0],
         environment[1],
     ])
 }

@@ -95,6 +95,16 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE", default_value = "null", help_heading = "Files", value_parser = clap::value_parser!(OsString))]
     pub(crate) stdin: OsString,
 
+    /// Begin from a program that is loaded already: python, or a path to one; the command is what it is given
+    #[arg(long, value_name = "PROGRAM", help_heading = "Template")]
+    pub(crate) template: Option<String>,
+    /// A module that the template has loaded
+    #[arg(long, value_name = "MODULE", help_heading = "Template", requires = "template", value_delimiter = ',')]
+    pub(crate) import: Vec<String>,
+    /// What the program draws from at random [default: another each time]
+    #[arg(long, value_name = "N", help_heading = "Template", requires = "template")]
+    pub(crate) seed: Option<u64>,
+
     #[command(flatten)]
     pub(crate) limits: LimitArgs,
     #[command(flatten)]

@@ -57,7 +57,11 @@ pub(crate) fn cp(home: &Home, args: &CpArgs) -> Result<(), Failure> {
     for (path, why) in &copied.left_out {
         screen::note(&format!("left out `{}`: {why}", shown_path(path)));
     }
-    screen::note(&format!("copied {}, {}", screen::count(copied.n_files as usize, "file"), Bytes(copied.n_bytes)));
+    screen::note(&format!(
+        "copied {}, {}",
+        screen::count(usize::try_from(copied.n_files).unwrap_or(usize::MAX), "file"),
+        Bytes(copied.n_bytes)
+    ));
     Ok(())
 }
 

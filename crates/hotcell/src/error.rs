@@ -5,6 +5,7 @@ use std::error::Error;
 use hotcell_base::Outcome;
 use hotcell_base::text::{shown, shown_path};
 use hotcell_cell::needs::CommandError;
+use hotcell_cell::template::{SnapshotError, TemplateError};
 use hotcell_cell::{HostError, PlanError, RunError, Wall};
 use hotcell_gate::session::{Refusal, SessionError};
 use hotcell_gate::{DiffError, GateError, HomeError, PackError, RecordError};
@@ -20,6 +21,7 @@ pub(crate) enum Failure {
     Diff(DiffError),
     Pack(PackError),
     Session(SessionError),
+    Template(TemplateError),
     /// A wrong use that the parser could not see.
     Usage {
         message: String,
@@ -58,6 +60,7 @@ impl Failure {
             Failure::Pack(error) => (error.to_string(), error.source()),
             Failure::Session(SessionError::Refused(refusal)) => return refusal.chain.clone(),
             Failure::Session(error) => (error.to_string(), error.source()),
+            Failure::Template(error) => (error.to_string(), error.source()),
             Failure::Usage { message, .. } | Failure::Refused { message, .. } => (message.clone(), None),
             Failure::Io { message, source, .. } => (message.clone(), Some(source)),
         };
@@ -105,6 +108,7 @@ impl Failure {
             Failure::Record(RecordError::Damaged { path, .. }) => format!("look at it: less '{}'", shown_path(path)),
             Failure::Record(_) => "look at the rights there: ls -ld on that path".to_owned(),
             Failure::Session(error) => return session_hint(error),
+            Failure::Template(error) => return template_hint(error),
             Failure::Usage { hint, .. } | Failure::Refused { hint, .. } => hint.clone(),
             Failure::Io { hint, .. } => return hint.clone(),
         })
@@ -185,6 +189,26 @@ fn session_hint(error: &SessionError) -> Option<String> {
         SessionError::Refused(refusal) => return refusal.hint.clone(),
         SessionError::Gate(error) => return gate_hint(error),
         SessionError::Io { .. } => "see whether it is there: hotcell ls --sessions".to_owned(),
+    })
+}
+
+fn template_hint(error: &TemplateError) -> Option<String> {
+    Some(match error {
+        TemplateError::Plan(error) => return plan_hint(error),
+        TemplateError::Run(error) => return run_hint(error),
+        TemplateError::Ended { .. } => "see what it says: hotcell run -- python3 -c 'import MODULE'".to_owned(),
+        TemplateError::Snapshot(SnapshotError::Threads(_)) => {
+            "import the module in the program instead, or keep it from starting threads: \
+             hotcell run --template python -e OPENBLAS_NUM_THREADS=1 -e OMP_NUM_THREADS=1 …"
+                .to_owned()
+        }
+        TemplateError::Snapshot(SnapshotError::Trace { .. }) => {
+            "see whether tracing is allowed here: cat /proc/sys/kernel/yama/ptrace_scope".to_owned()
+        }
+        TemplateError::Snapshot(_) => "import the module in the program, and not in the template".to_owned(),
+        TemplateError::Io { .. } => {
+            "look at the space and the rights there: df -h and ls -ld on the home's templates".to_owned()
+        }
     })
 }
 
@@ -335,5 +359,6 @@ from! {
     DiffError => Failure::Diff,
     PackError => Failure::Pack,
     SessionError => Failure::Session,
+    TemplateError => Failure::Template,
     GateError => |error| Failure::Gate(Box::new(error)),
 }

@@ -16,6 +16,7 @@ mod screen;
 mod selftest;
 mod sessions;
 mod tee;
+mod template;
 
 use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;

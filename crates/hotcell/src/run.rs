@@ -17,8 +17,8 @@ use hotcell_sys::signals::EndSignals;
 use crate::cli::{self, CellArgs, RunArgs, StartArgs};
 use crate::error::{During, Failure};
 use crate::explain;
-use crate::screen;
 use crate::tee::Tee;
+use crate::{screen, template};
 
 /// Runs a command and gives the exit code to pass on.
 pub(crate) fn run(args: &RunArgs, home: Option<PathBuf>) -> u8 {
@@ -78,7 +78,14 @@ fn try_run(args: &RunArgs, home: Option<PathBuf>) -> Result<u8, Failure> {
         source,
     })?;
     listen_for_signals(move |signal| remote.signal(signal))?;
-    let (record, timings) = pass_the_gate(args, &home, &plan, stdin, &remote_end)?;
+    let (plan, template) = template::begin(args, &host, &home, plan)?;
+    let request = Request {
+        stdin,
+        name: args.records.name.clone(),
+        labels: args.records.label.iter().cloned().collect(),
+        template,
+    };
+    let (record, timings) = pass_the_gate(args, &home, &plan, request, &remote_end)?;
     if args.output.json {
         let text = serde_json::to_string_pretty(&record).expect("a record is plain data");
         screen::answer(format!("{text}\n"))?;
@@ -95,7 +102,7 @@ fn pass_the_gate(
     args: &RunArgs,
     home: &Home,
     plan: &Plan,
-    stdin: Stdin,
+    request: Request,
     remote: &RemoteEnd,
 ) -> Result<(Record, Timings), Failure> {
     let mut tee = Tee::new(!args.output.json);
@@ -105,8 +112,6 @@ fn pass_the_gate(
         let walls = walls.join(" ");
         tee.on_start = Some(Box::new(move |run| screen::note(&format!("started  {run}  walls: {walls}"))));
     }
-    let request =
-        Request { stdin, name: args.records.name.clone(), labels: args.records.label.iter().cloned().collect() };
     let ran = Gate::of(home).run(plan, request, &mut tee, Some(remote));
     tee.finish();
     let (record, report) = ran?;
@@ -115,7 +120,9 @@ fn pass_the_gate(
 
 fn plan(args: &RunArgs, host: &Host, home: &std::path::Path) -> Result<Plan, Failure> {
     let builder = builder(&args.cell, &args.start, home)?.limits(args.limits.limits());
-    Ok(builder.command(args.command.iter().cloned()).plan(host)?)
+    let program = args.template.as_deref().map(template::program).transpose()?;
+    let words = program.map(OsString::from).into_iter().chain(args.command.iter().cloned());
+    Ok(builder.command(words).plan(host)?)
 }
 
 /// A request for a cell, but for its limits and its command.

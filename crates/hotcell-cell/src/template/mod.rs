@@ -13,16 +13,22 @@
 //! it goes on; [`python`] is one. What is common to all runs of a template, and would not be of programs that are loaded
 //! each time: where things are in memory, and whatever the program drew at random before it stopped.
 
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use hotcell_base::Outcome;
-use hotcell_sys::snapshot::{Snapshot, SnapshotError};
+use hotcell_base::{ExactPath, Outcome};
+pub use hotcell_sys::snapshot::{Snapshot, SnapshotError};
 use rustix::fs::MemfdFlags;
+use serde::{Deserialize, Serialize};
 
 use crate::plan::{Builder, Plan, PlanError};
 use crate::run::{Memory, RunError, Stdin, group_name, remote};
@@ -33,6 +39,29 @@ use crate::session::Session;
 pub struct Template {
     snapshot: Snapshot,
     memory: OwnedFd,
+    /// Files it was made of, and how they were.
+    sources: Vec<Source>,
+}
+
+/// A file that a template was made of.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Source {
+    /// Where; it is there inside and outside.
+    path: ExactPath,
+    /// Device, inode, size and the moment it was last changed; none if it is not there outside.
+    state: Option<(u64, u64, u64, i64, i64)>,
+}
+
+impl Source {
+    fn of(path: &Path) -> Source {
+        let state = |file: &std::fs::Metadata| (file.dev(), file.ino(), file.len(), file.ctime(), file.ctime_nsec());
+        Source { path: path.into(), state: std::fs::metadata(path).ok().as_ref().map(state) }
+    }
+
+    /// Whether it is as it was.
+    pub fn is_unchanged(&self) -> bool {
+        Source::of(&self.path.0) == *self
+    }
 }
 
 /// Why there is no template.
@@ -83,8 +112,13 @@ impl Template {
     pub fn warm(plan: &Plan, memory: File, trial: &[&str]) -> Result<Template, TemplateError> {
         let session = Session::open(plan.clone(), &group_name("hotcell-template"), &mut Memory::default());
         let mut session = session?;
-        let snapshot = at_stop(&mut session, plan, |pid| Snapshot::take(pid, &memory))??;
-        let mut template = Template { snapshot, memory: memory.into() };
+        let (snapshot, said) = at_stop(&mut session, plan, |pid| Snapshot::take(pid, &memory))?;
+        let snapshot = snapshot?;
+        let said = said.split(|byte| *byte == 0).filter(|path| path.starts_with(b"/"));
+        let mut paths: BTreeSet<PathBuf> = said.map(|path| OsStr::from_bytes(path).into()).collect();
+        paths.extend(snapshot.files().iter().map(PathBuf::from));
+        let sources = paths.iter().map(|path| Source::of(path)).collect();
+        let mut template = Template { snapshot, memory: memory.into(), sources };
         if trial.is_empty() {
             return Ok(template);
         }
@@ -94,23 +128,29 @@ impl Template {
         let copy = Template {
             snapshot: template.snapshot.clone(),
             memory: template.memory.try_clone().map_err(failed("the template cannot be tried"))?,
+            sources: Vec::new(),
         };
         let beginning = beginning.from_template(Arc::new(copy), 0);
-        let learnt = at_stop(&mut session, &beginning, |pid| template.snapshot.learn(pid))?;
+        let (learnt, _) = at_stop(&mut session, &beginning, |pid| template.snapshot.learn(pid))?;
         learnt.map_err(failed("the template cannot be tried"))?;
         Ok(template)
     }
 
     /// One that was warmed before; `memory` is its file.
-    pub fn load(snapshot: Snapshot, memory: File) -> io::Result<Template> {
+    pub fn load(snapshot: Snapshot, memory: File, sources: Vec<Source>) -> io::Result<Template> {
         // What lies where nothing may be executed is of use only as a copy.
         let is_noexec = rustix::fs::fstatvfs(&memory)?.f_flag.contains(rustix::fs::StatVfsMountFlags::NOEXEC);
         if !is_noexec {
-            return Ok(Template { snapshot, memory: memory.into() });
+            return Ok(Template { snapshot, memory: memory.into(), sources });
         }
         let copy = File::from(rustix::fs::memfd_create("hotcell-template", MemfdFlags::CLOEXEC)?);
         io::copy(&mut &memory, &mut &copy)?;
-        Ok(Template { snapshot, memory: copy.into() })
+        Ok(Template { snapshot, memory: copy.into(), sources })
+    }
+
+    /// Files it was made of: what the program says it loaded, and what is mapped.
+    pub fn sources(&self) -> &[Source] {
+        &self.sources
     }
 
     /// All of it but the contents of its memory.
@@ -133,7 +173,6 @@ pub(crate) struct Beginning {
 impl Beginning {
     /// The request, as the program reads it from descriptor 3.
     pub(crate) fn request(&self, plan: &Plan) -> io::Result<OwnedFd> {
-        use std::os::unix::ffi::OsStrExt;
         let arguments = plan.argv.get(1..).unwrap_or_default();
         let mut text = format!("{}\0{}\0", self.seed, arguments.len()).into_bytes();
         let mut push = |parts: &[&[u8]]| {
@@ -153,12 +192,12 @@ fn failed(what: &'static str) -> impl Fn(io::Error) -> TemplateError {
     move |source| TemplateError::Io { what, source }
 }
 
-/// Runs a command until it stops itself, does something with it then, and ends it.
+/// Runs a command until it stops itself, does something with it then, and ends it: what came of it, and what it wrote.
 fn at_stop<T: Send>(
     session: &mut Session,
     plan: &Plan,
     act: impl FnOnce(i32) -> T + Send,
-) -> Result<T, TemplateError> {
+) -> Result<(T, Vec<u8>), TemplateError> {
     const LOOK_EVERY: Duration = Duration::from_millis(1);
     let init = session.init_pid();
     let (remote, remote_end) = remote().map_err(failed("a pipe cannot be made"))?;
@@ -184,11 +223,14 @@ fn at_stop<T: Send>(
     let mut report = report?;
     output.give(&mut report);
     let acted = acted.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    acted.ok_or_else(|| {
-        let stderr = report.stderr.text();
-        let last = stderr.lines().last().unwrap_or("it said nothing").to_owned();
-        TemplateError::Ended { outcome: report.outcome, stderr: last }
-    })
+    match acted {
+        Some(acted) => Ok((acted, report.stdout.kept)),
+        None => {
+            let stderr = report.stderr.text();
+            let last = stderr.lines().last().unwrap_or("it said nothing").to_owned();
+            Err(TemplateError::Ended { outcome: report.outcome, stderr: last })
+        }
+    }
 }
 
 /// A child of this process that stands still.

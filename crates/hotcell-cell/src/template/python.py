@@ -1,6 +1,6 @@
 # What makes a Python ready, once, and what it does with each run afterwards. The names of modules are its arguments.
 #
-# It stops itself when everything is loaded. Whoever goes on from there is a run of its own, whose request is on
+# It stops itself when everything is loaded, and has said which files that were. Whoever goes on from there is a run of its own, whose request is on
 # descriptor 3: a seed, a number of arguments, the arguments, and the environment, each ended by a zero byte.
 def _hotcell(main):
     import atexit, gc, importlib, io, os, random, signal, sys
@@ -91,6 +91,9 @@ def _hotcell(main):
     random.seed(0)
     for name, value in list(os.environb.items()):
         os.environb[name] = value
+    # What was loaded, for whoever wants to know whether it has changed since.
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    os.write(1, b"".join(os.fsencode(file) + b"\0" for file in files if isinstance(file, str)))
     gc.collect()
     gc.freeze()
     os.kill(os.getpid(), signal.SIGSTOP)

@@ -224,7 +224,7 @@ fn run((gate, id): (&Gate, &RunId), session: &mut Session, shared: &Shared, job:
     }
     let [stdin, stdout, stderr] = streams;
     let mut pane = Pane { window: edge.window(stdout, stderr), socket: &socket };
-    let request = Request { stdin: Stdin::From(stdin), name: request.name, labels: request.labels };
+    let request = Request { stdin: Stdin::From(stdin), name: request.name, labels: request.labels, template: None };
     let ran = gate.exec((session, id), &plan, request, &mut pane, Some(&remote_end));
     {
         let mut state = shared.state();

@@ -117,24 +117,20 @@ static VDSO: AtomicI64 = AtomicI64::new(0);
 /// `stack` must be what the kernel left a new process: its arguments, its environment, and facts about it.
 pub(crate) unsafe fn find_vdso(stack: *const u64) {
     const AT_SYSINFO_EHDR: u64 = 33;
-    // SAFETY: the number of arguments comes first; the arguments and a NULL follow.
-    let mut at = unsafe { stack.add(*stack as usize + 2) };
-    // SAFETY: variables follow, up to a NULL.
-    while unsafe { *at } != 0 {
-        // SAFETY: as above.
-        at = unsafe { at.add(1) };
+    // SAFETY: whatever is read lies before the pair of zeroes that ends it all.
+    let word = |at: usize| unsafe { core::ptr::read(stack.wrapping_add(at)) };
+    // The number of arguments comes first; the arguments and a NULL follow, then variables up to a NULL.
+    let mut at = word(0) as usize + 2;
+    while word(at) != 0 {
+        at += 1;
     }
-    // SAFETY: pairs follow, up to one of zeroes.
-    at = unsafe { at.add(1) };
-    // SAFETY: as above.
-    while unsafe { *at } != 0 {
-        // SAFETY: as above.
-        if unsafe { *at } == AT_SYSINFO_EHDR {
-            // SAFETY: as above.
-            VDSO.store(unsafe { *at.add(1) } as i64, Relaxed);
+    // Pairs follow, up to one of zeroes.
+    at += 1;
+    while word(at) != 0 {
+        if word(at) == AT_SYSINFO_EHDR {
+            VDSO.store(word(at + 1) as i64, Relaxed);
         }
-        // SAFETY: as above.
-        at = unsafe { at.add(2) };
+        at += 2;
     }
 }
 

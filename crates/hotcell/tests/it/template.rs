@@ -16,7 +16,9 @@ fn warm(imports: &[&str]) -> Arc<Template> {
     let imports: Vec<String> = imports.iter().map(|name| (*name).to_owned()).collect();
     let plan = plan_on(&host(), template::python(Cell::builder(), PYTHON, &imports)).expect("a plan");
     let memory = tempfile::tempfile().expect("a file");
-    Arc::new(Template::warm(&plan, memory, template::PYTHON_TRIAL).unwrap_or_else(|error| panic!("{error}: {:?}", error)))
+    Arc::new(
+        Template::warm(&plan, memory, template::PYTHON_TRIAL).unwrap_or_else(|error| panic!("{error}: {:?}", error)),
+    )
 }
 
 fn run_from(template: &Arc<Template>, seed: u64, argv: &[&str]) -> Report {
@@ -43,13 +45,22 @@ fn a_run_from_a_template_does_what_python_does() {
         &["-c", "syntax error here"],
         &["-c", "raise SystemExit"],
         &["-c", "import atexit; atexit.register(print, 'handler'); print('body')"],
-        &["-c", "f = open('/tmp/f', 'w'); f.write('kept'); import atexit; atexit.register(lambda: print(open('/tmp/f').read() or 'not yet'))"],
+        &[
+            "-c",
+            "f = open('/tmp/f', 'w'); f.write('kept'); import atexit; atexit.register(lambda: print(open('/tmp/f').read() or 'not yet'))",
+        ],
         &["-c", "import threading, time; threading.Thread(target=lambda: (time.sleep(0.05), print('thread'))).start()"],
-        &["-c", "import subprocess, sys; print(subprocess.run([sys.executable, '-c', 'print(6 * 7)'], capture_output=True, text=True).stdout)"],
+        &[
+            "-c",
+            "import subprocess, sys; print(subprocess.run([sys.executable, '-c', 'print(6 * 7)'], capture_output=True, text=True).stdout)",
+        ],
         &["-c", "import multiprocessing as m\nwith m.Pool(2) as p: print(p.map(abs, [-1, -2, 3]))"],
         &["-c", "x = [bytearray(1 << 20) for _ in range(50)]; print(len(x)); print(sum(range(10 ** 6)))"],
         &["-c", "import sys; sys.setrecursionlimit(10 ** 5)\ndef f(n): return n and 1 + f(n - 1)\nprint(f(20000))"],
-        &["-c", "import re, decimal, hashlib, sqlite3, zlib; print(sqlite3.connect(':memory:').execute('select 1').fetchall())"],
+        &[
+            "-c",
+            "import re, decimal, hashlib, sqlite3, zlib; print(sqlite3.connect(':memory:').execute('select 1').fetchall())",
+        ],
         &["-c", "import os; os.kill(os.getpid(), 9)"],
         &["-c", "import os; os.abort()"],
         &["-m", "json.tool", "/nonexistent"],
@@ -75,7 +86,9 @@ fn scripts_and_modules_of_a_workspace_are_found() {
     bench.file("work/sub/script.py", "import sys; print(sys.argv, __name__, __file__, sys.path[0])\n");
     bench.file("work/main.py", "import helper; print(helper.value + 1)\n");
     let template = warm(&[]);
-    for argv in [&["main.py"][..], &["sub/script.py", "x"], &["-m", "main"], &["-c", "import helper; print(helper.value)"]] {
+    for argv in
+        [&["main.py"][..], &["sub/script.py", "x"], &["-m", "main"], &["-c", "import helper; print(helper.value)"]]
+    {
         let words = || [PYTHON].iter().chain(argv).map(|word| (*word).to_owned());
         let builder = || Cell::builder().workspace(&work, Mode::Cow).command(words());
         let plain = run_on(&host(), builder());
@@ -161,14 +174,18 @@ fn the_walls_and_limits_of_a_restored_process_are_those_of_any() {
 fn what_cannot_be_carried_over_is_refused_by_name() {
     let refusal = |script: &str| {
         let stop = "\nimport os, signal; os.kill(os.getpid(), signal.SIGSTOP)";
-        let plan = plan_on(&host(), Cell::builder().command([PYTHON, "-c", &format!("{script}{stop}")])).expect("a plan");
+        let plan =
+            plan_on(&host(), Cell::builder().command([PYTHON, "-c", &format!("{script}{stop}")])).expect("a plan");
         let memory = tempfile::tempfile().expect("a file");
         let error = Template::warm(&plan, memory, &[]).err();
-        error.map(|error| format!("{error}: {}", std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default()))
+        error.map(|error| {
+            format!("{error}: {}", std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default())
+        })
     };
     // The control: nothing of the kind.
     assert_eq!(refusal("pass"), None);
-    let said = refusal("import threading, time; threading.Thread(target=lambda: time.sleep(9)).start()").expect("refused");
+    let said =
+        refusal("import threading, time; threading.Thread(target=lambda: time.sleep(9)).start()").expect("refused");
     assert!(said.contains("2 threads"), "{said}");
     let said = refusal("f = open('/tmp/held', 'w')").expect("refused");
     assert!(said.contains("/tmp/held") && said.contains("descriptor 3"), "{said}");
@@ -176,4 +193,56 @@ fn what_cannot_be_carried_over_is_refused_by_name() {
     assert!(said.contains("shares memory"), "{said}");
     let said = refusal("import sys; print('no such module', file=sys.stderr); sys.exit(3)").expect("refused");
     assert!(said.contains("no such module"), "{said}");
+}
+
+#[test]
+fn the_program_keeps_templates_and_makes_them_anew_when_their_files_change() {
+    let bench = Bench::new();
+    let library = bench.dir("lib");
+    bench.file("lib/helper.py", "value = 1\n");
+    let path = format!("PYTHONPATH={}", library.display());
+    let mount = format!("{0}:{0}:ro", library.display());
+    let run = |more: &[&str]| {
+        let words = ["run", "--template", PYTHON, "-e", &path, "--mount", &mount];
+        bench.output(
+            [&words[..], more, &["--", "-c", "import sys; print(sys.argv, 'json' in sys.modules)", "x"]].concat(),
+        )
+    };
+    let (first, second) = (run(&["--import", "json"]), run(&["--import", "json"]));
+    for output in [&first, &second] {
+        assert_eq!(
+            (output.status.code(), text(&output.stdout).as_str()),
+            (Some(0), "['-c', 'x'] True\n"),
+            "{}",
+            text(&output.stderr)
+        );
+    }
+    assert!(text(&first.stderr).contains("is loaded") && !text(&second.stderr).contains("is loaded"));
+    let other = run(&[]);
+    assert!(text(&other.stderr).contains("is loaded"), "another template");
+    let record =
+        |output: &std::process::Output| -> serde_json::Value { serde_json::from_slice(&output.stdout).expect("JSON") };
+    let seeded = bench.output(["run", "--json", "--template", PYTHON, "--seed", "7", "--", "-c", "pass"]);
+    assert_eq!(record(&seeded)["template"]["seed"], 7);
+    // A file of a module that changes makes another template.
+    let kept = || std::fs::read_dir(bench.path("home/templates")).expect("there").count();
+    let n_kept = kept();
+    let template = std::fs::read_dir(bench.path("home/templates")).expect("there").flatten().next().expect("one");
+    let meta = template.path().join("template.json");
+    let stale = std::fs::read_to_string(&meta).expect("there").replacen("/json/__init__.py", "/json/__init__.gone", 1);
+    std::fs::write(&meta, &stale).expect("ours");
+    let again = [run(&["--import", "json"]), run(&[])];
+    assert_eq!(
+        again.iter().filter(|output| text(&output.stderr).contains("is loaded")).count(),
+        usize::from(stale.contains("gone"))
+    );
+    assert_eq!(kept(), n_kept);
+    let absent = bench.output(["run", "--template", PYTHON, "--import", "no_such_module", "--", "-c", "pass"]);
+    assert_eq!(absent.status.code(), Some(125));
+    assert!(
+        text(&absent.stderr).contains("no_such_module") && text(&absent.stderr).contains("hint:"),
+        "{}",
+        text(&absent.stderr)
+    );
+    assert_eq!(kept(), n_kept, "nothing is left of one that failed");
 }
