@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use crate::plan::{Exec, Plan};
 use crate::report::{Aftermath, Isolation, Report};
 use crate::run::station::{Rising, Station};
-use crate::run::{Memory, Observer, RemoteEnd, RunError, Stdin, aftermath, now};
+use crate::run::{Memory, Observer, RemoteEnd, RunError, Stdin, aftermath, group_name, now};
 
 /// A cell that stays.
 #[derive(Debug)]
@@ -86,6 +86,18 @@ impl Session {
         remote: Option<&RemoteEnd>,
     ) -> Result<Report, RunError> {
         self.station.exec((&self.cell, &self.plan), plan, &mut Some(stdin), observer, remote)
+    }
+
+    /// Opens a session for one command, a plan's own, and closes it: what a session does to a command, by itself.
+    pub fn run_once(plan: Plan) -> Result<Report, RunError> {
+        let mut session = Session::open(plan, &group_name("hotcell-session"), &mut Memory::default())?;
+        let plan = session.plan.clone();
+        let mut memory = Memory::default();
+        let mut report = session.exec_with(&plan, Stdin::Null, &mut memory, None)?;
+        memory.give(&mut report);
+        let left = session.close(&mut Memory::default())?;
+        (report.changes, report.control) = (left.changes, left.control);
+        Ok(report)
     }
 
     /// The pid of its init.

@@ -14,6 +14,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::FromRawFd;
 use std::os::unix::fs::FileExt;
 
 use libc::{c_int, c_long, c_void};
@@ -90,6 +91,19 @@ pub struct Snapshot {
     written: Vec<(u64, u64)>,
 }
 
+/// Where the arguments and the environment of a run are, one after the other, each word ended by a zero byte.
+#[derive(Clone, Copy, Debug)]
+pub struct Words {
+    /// The descriptor of the file they are in.
+    pub file: Slot,
+    /// Where in it they begin.
+    pub offset: u64,
+    /// How long the arguments are.
+    pub n_argument_bytes: u64,
+    /// How long the environment is.
+    pub n_environment_bytes: u64,
+}
+
 /// A part of its memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Region {
@@ -106,6 +120,12 @@ struct Special {
     start: u64,
     end: u64,
     is_code: bool,
+}
+
+/// In a process that goes on from a snapshot: its request, which is descriptor 3 and nobody's yet. To be called once.
+pub fn request() -> File {
+    // SAFETY: whoever restored this process gave it the descriptor, for this and for nothing else.
+    unsafe { File::from_raw_fd(3) }
 }
 
 impl Snapshot {
@@ -197,7 +217,7 @@ impl Snapshot {
         const IS_OF_FILE: u64 = 1 << 61;
         let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
         self.written.clear();
-        for region in self.regions.iter().filter(|region| region.offset.is_some() && region.protection & 2 != 0) {
+        for region in self.regions.iter().filter(|region| region.is_file_written(self.stack_top)) {
             let mut entries = vec![0; usize::try_from((region.end - region.start) / PAGE).unwrap_or(0) * 8];
             pagemap.read_exact_at(&mut entries, region.start / PAGE * 8)?;
             for (idx, entry) in entries.chunks_exact(8).enumerate() {
@@ -227,8 +247,15 @@ impl Snapshot {
     }
 
     /// Writes down how a command's process becomes this one. `memory` is the descriptor of the file; it and every other
-    /// from `first_closed` on are closed.
-    pub fn restore<L: Clone>(&self, program: &mut Program<L>, label: &L, memory: Slot, first_closed: i32) {
+    /// from `first_closed` on are closed, if that is said.
+    pub fn restore<L: Clone>(
+        &self,
+        program: &mut Program<L>,
+        label: &L,
+        memory: Slot,
+        words: &Words,
+        first_closed: Option<i32>,
+    ) {
         program.restored();
         let mut out = Writer { program, label };
         out.call(libc::SYS_prctl, &[libc::PR_SET_DUMPABLE.into(), 1.into()]);
@@ -247,19 +274,21 @@ impl Snapshot {
             out.call(libc::SYS_munmap, &[start.into(), (end - start).into()]);
         }
         self.map_memory(&mut out, memory);
+        let layout = self.map_stack(&mut out, memory, words);
         for special in &self.vdso {
             out.relocate((PARKING + (special.start - first)).into(), special.start, special.end - special.start);
         }
-        self.set_kernel_state(&mut out);
-        let args = [first_closed.into(), u64::from(u32::MAX).into(), 0.into()];
-        out.call(libc::SYS_close_range, &args);
+        self.set_kernel_state(&mut out, layout);
+        if let Some(first) = first_closed {
+            out.call(libc::SYS_close_range, &[first.into(), u64::from(u32::MAX).into(), 0.into()]);
+        }
         let frame = self.frame(out.program);
         out.program.resume(Stage::Payload, label.clone(), frame);
     }
 
     fn map_memory<L: Clone>(&self, out: &mut Writer<'_, L>, memory: Slot) {
         let private = libc::MAP_PRIVATE | libc::MAP_FIXED;
-        for region in &self.regions {
+        for region in self.regions.iter().filter(|region| region.end != self.stack_top) {
             let (len, protection) = (region.end - region.start, u64::from(region.protection));
             let (flags, fd, offset): (i32, Arg, u64) = match region.offset {
                 Some(offset) => (private, memory.into(), offset),
@@ -274,20 +303,40 @@ impl Snapshot {
             let expect = Expect::OkOr(&[libc::EINVAL, libc::ENOMEM, libc::EFAULT, libc::EAGAIN]);
             out.program.call(Stage::Payload, out.label.clone(), libc::SYS_madvise, &args, expect).ignore();
         }
-        // Room for the stack to grow into, where there was room.
-        let Some(stack) = self.regions.iter().find(|region| region.end == self.stack_top) else { return };
+    }
+
+    /// Makes a stack with room to grow into, and below it puts the words of this run: what the kernel is to know of where
+    /// everything is. None of it is a file's, for of those the kernel shows nobody arguments or environment.
+    fn map_stack<L: Clone>(&self, out: &mut Writer<'_, L>, memory: Slot, words: &Words) -> [u64; 11] {
+        let mut layout = self.layout;
+        let Some(stack) = self.regions.iter().find(|region| region.end == self.stack_top) else { return layout };
         let below = self.regions.iter().filter(|region| region.end <= stack.start).map(|region| region.end).max();
-        let low = self.stack_top.saturating_sub(STACK_BYTES).max(below.unwrap_or(0) + 256 * PAGE);
-        if low < stack.start {
-            let flags = private | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_STACK;
-            let protection = u64::from(stack.protection);
-            let args = [low.into(), (stack.start - low).into(), protection.into(), flags.into(), (-1).into(), 0.into()];
-            out.call(libc::SYS_mmap, &args);
+        let n_bytes = words.n_argument_bytes + words.n_environment_bytes;
+        let room = STACK_BYTES + n_bytes.next_multiple_of(PAGE);
+        let low = self.stack_top.saturating_sub(room).max(below.unwrap_or(0) + 256 * PAGE).min(stack.start);
+        let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_STACK;
+        let (len, protection) = (self.stack_top - low, u64::from(stack.protection));
+        let args = [low.into(), len.into(), protection.into(), flags.into(), (-1).into(), 0.into()];
+        out.call(libc::SYS_mmap, &args);
+        if let Some(offset) = stack.offset {
+            // Below the last 128 bytes that a function may use, there is nothing of use to anybody.
+            let used = (self.register(REG_RSP) - 128) & !(PAGE - 1);
+            let used = used.clamp(stack.start, self.stack_top - PAGE);
+            let offset = offset + (used - stack.start);
+            let args = [memory.into(), used.into(), (self.stack_top - used).into(), offset.into()];
+            out.call(libc::SYS_pread64, &args);
         }
+        if low + n_bytes < stack.start {
+            let args = [words.file.into(), low.into(), n_bytes.into(), words.offset.into()];
+            out.call(libc::SYS_pread64, &args);
+            let end = low + words.n_argument_bytes;
+            layout[7..].copy_from_slice(&[low, end, end, end + words.n_environment_bytes]);
+        }
+        layout
     }
 
     /// What the kernel keeps of a process beside its memory.
-    fn set_kernel_state<L: Clone>(&self, out: &mut Writer<'_, L>) {
+    fn set_kernel_state<L: Clone>(&self, out: &mut Writer<'_, L>, layout: [u64; 11]) {
         const ARCH_SET_FS: u64 = 0x1002;
         const ARCH_SET_GS: u64 = 0x1001;
         for (code, base) in [(ARCH_SET_FS, self.register(REG_FS_BASE)), (ARCH_SET_GS, self.register(REG_GS_BASE))] {
@@ -295,7 +344,7 @@ impl Snapshot {
         }
         // Without it the heap could not grow: the kernel must know where it ends.
         let no_file = u64::from(u32::MAX) << 32;
-        let map: Vec<u64> = self.layout.into_iter().chain([0, no_file]).collect();
+        let map: Vec<u64> = layout.into_iter().chain([0, no_file]).collect();
         let map = out.program.words(&map);
         let args = [libc::PR_SET_MM.into(), libc::PR_SET_MM_MAP.into(), map.into(), 104u64.into(), 0.into()];
         out.call(libc::SYS_prctl, &args);
@@ -343,6 +392,11 @@ impl Snapshot {
 }
 
 impl Region {
+    /// Whether a process can write to it, and has it from the file until then.
+    fn is_file_written(&self, stack_top: u64) -> bool {
+        self.offset.is_some() && self.protection & 2 != 0 && self.end != stack_top
+    }
+
     fn is_followed_by(&self, next: &Region) -> bool {
         let follows_in_file = match (self.offset, next.offset) {
             (Some(offset), Some(other)) => offset + (self.end - self.start) == other,

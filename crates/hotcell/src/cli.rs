@@ -465,9 +465,27 @@ pub(crate) struct SelftestArgs {
     /// Leave this wall, or seccomp:RULE, out of every cell: the verdicts must turn red
     #[arg(long, value_name = "WALL")]
     pub(crate) without: Option<String>,
+    /// How the cells come to be that attempts are made in
+    #[arg(long, value_enum, value_name = "HOW", default_value = "run")]
+    pub(crate) cells: CellsArg,
     /// List the attempts and make none
     #[arg(long)]
     pub(crate) list: bool,
+}
+
+/// How a cell comes to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum CellsArg {
+    /// Each from nothing, as by `hotcell run`
+    Run,
+    /// Each when it is asked for, from what a pool has ready
+    OnDemand,
+    /// Each before it is asked for, by a pool
+    Pool,
+    /// Each for more than one command, as by `hotcell create`
+    Session,
+    /// Each from nothing, for a program that is loaded already
+    Template,
 }
 
 #[derive(Args, Debug)]

@@ -30,6 +30,14 @@ pub(crate) fn probe(args: &ProbeArgs) -> Result<u8, Failure> {
             hint: "see what this machine can do: hotcell doctor".to_owned(),
         });
     }
+    if args.attempt == FROM_TEMPLATE {
+        let request = go_on().map_err(|source| Failure::Io {
+            message: "there is nothing to go on with".to_owned(),
+            hint: None,
+            source,
+        })?;
+        return probe(&request);
+    }
     let texts: Vec<String> = args.args.iter().map(|argument| argument.to_string_lossy().into_owned()).collect();
     let tries: Vec<Value> = match args.attempt.as_str() {
         // One wrong name and nothing is tried: a test must not pass on fewer tries than it lists.
@@ -280,6 +288,23 @@ fn act(name: &str, args: &[String]) -> Option<io::Result<()>> {
     })
 }
 
+/// The attempt that another attempt takes the place of, in a process that went on from this one.
+pub(crate) const FROM_TEMPLATE: &str = "from-template";
+
+/// Stops, and reads what to attempt when it goes on.
+fn go_on() -> io::Result<ProbeArgs> {
+    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP)?;
+    let mut request = Vec::new();
+    hotcell_sys::snapshot::request().read_to_end(&mut request)?;
+    // A seed, a number of words, and the words, of which the first two are the program and this command.
+    let mut words = request.split(|byte| *byte == 0).map(|word| OsStr::from_bytes(word).to_owned());
+    let number = |word: Option<OsString>| word.and_then(|word| word.to_str()?.parse::<usize>().ok()).unwrap_or(0);
+    let (_seed, count) = (words.next(), number(words.next()));
+    let mut words = words.take(count).skip(2);
+    let attempt = words.next().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
+    Ok(ProbeArgs { attempt, args: words.collect() })
+}
+
 fn allocate(mib: u64) -> io::Result<()> {
     let len = usize::try_from(mib << 20).map_err(io::Error::other)?;
     // Other than zero, so that every page is really there.
@@ -293,7 +318,9 @@ fn allocate(mib: u64) -> io::Result<()> {
 fn hogs(n: u64, mib: u64) -> io::Result<()> {
     let hogs: Vec<_> = (0..n)
         .map(|_| {
-            let mut hog = std::process::Command::new("/proc/self/exe");
+            // By name: a process that went on from a template executes nothing.
+            let program = std::env::args_os().next().unwrap_or_default();
+            let mut hog = std::process::Command::new(program);
             hog.args(["probe", "allocate", &mib.to_string()]).spawn()
         })
         .collect::<io::Result<_>>()?;

@@ -337,8 +337,10 @@ impl<'a> Writer<'a> {
         if let Some(beginning) = beginning {
             let label = Label { wall: Wall::Fds, what: "go on from the template".into() };
             let memory = self.program.input(MEMORY);
-            // Of all descriptors, the streams and the request stay.
-            beginning.template.snapshot().restore(&mut self.program, &label, memory, 4);
+            let words = beginning.words(self.plan, self.program.input(REQUEST));
+            // Of all descriptors, the streams and the request stay; but not in a control.
+            let first_closed = self.plan.asks_for(Wall::Fds).then_some(4);
+            beginning.template.snapshot().restore(&mut self.program, &label, memory, &words, first_closed);
             return;
         }
         let argv = self.program.texts(self.plan.argv.iter().map(|argument| argument.as_bytes()));

@@ -14,7 +14,7 @@
 //! each time: where things are in memory, and whatever the program drew at random before it stopped.
 
 use std::collections::BTreeSet;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,8 +26,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hotcell_base::{ExactPath, Outcome};
+use hotcell_sys::program::Slot;
+use hotcell_sys::snapshot::Words;
 pub use hotcell_sys::snapshot::{Snapshot, SnapshotError};
 use rustix::fs::MemfdFlags;
+use rustix::mount::OpenTreeFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::plan::{Builder, Plan, PlanError};
@@ -118,7 +121,7 @@ impl Template {
         let mut paths: BTreeSet<PathBuf> = said.map(|path| OsStr::from_bytes(path).into()).collect();
         paths.extend(snapshot.files().iter().map(PathBuf::from));
         let sources = paths.iter().map(|path| Source::of(path)).collect();
-        let mut template = Template { snapshot, memory: memory.into(), sources };
+        let mut template = Template { snapshot, memory: nameless(memory), sources };
         if trial.is_empty() {
             return Ok(template);
         }
@@ -141,7 +144,7 @@ impl Template {
         // What lies where nothing may be executed is of use only as a copy.
         let is_noexec = rustix::fs::fstatvfs(&memory)?.f_flag.contains(rustix::fs::StatVfsMountFlags::NOEXEC);
         if !is_noexec {
-            return Ok(Template { snapshot, memory: memory.into(), sources });
+            return Ok(Template { snapshot, memory: nameless(memory), sources });
         }
         let copy = File::from(rustix::fs::memfd_create("hotcell-template", MemfdFlags::CLOEXEC)?);
         io::copy(&mut &memory, &mut &copy)?;
@@ -171,21 +174,49 @@ pub(crate) struct Beginning {
 }
 
 impl Beginning {
+    fn text(&self, plan: &Plan) -> Text {
+        let head = format!("{}\0{}\0", self.seed, plan.argv.len()).into_bytes();
+        let arguments = plan.argv.iter().flat_map(|argument| [argument.as_bytes(), b"\0"].concat()).collect();
+        let variable =
+            |(name, value): (&OsString, &OsString)| [name.as_bytes(), b"=", value.as_bytes(), b"\0"].concat();
+        Text { head, arguments, environment: plan.env.iter().flat_map(variable).collect() }
+    }
+
+    /// Where in the request, which is this descriptor, the words of a run are.
+    pub(crate) fn words(&self, plan: &Plan, file: Slot) -> Words {
+        let Text { head, arguments, environment } = self.text(plan);
+        let [offset, n_argument_bytes, n_environment_bytes] =
+            [head, arguments, environment].map(|part| part.len() as u64);
+        Words { file, offset, n_argument_bytes, n_environment_bytes }
+    }
+
     /// The request, as the program reads it from descriptor 3.
     pub(crate) fn request(&self, plan: &Plan) -> io::Result<OwnedFd> {
-        let arguments = plan.argv.get(1..).unwrap_or_default();
-        let mut text = format!("{}\0{}\0", self.seed, arguments.len()).into_bytes();
-        let mut push = |parts: &[&[u8]]| {
-            parts.iter().for_each(|part| text.extend_from_slice(part));
-            text.push(0);
-        };
-        arguments.iter().for_each(|argument| push(&[argument.as_bytes()]));
-        plan.env.iter().for_each(|(name, value)| push(&[name.as_bytes(), b"=", value.as_bytes()]));
+        let Text { head, arguments, environment } = self.text(plan);
+        let text = [head, arguments, environment].concat();
         let mut memory = File::from(rustix::fs::memfd_create("hotcell-request", MemfdFlags::CLOEXEC)?);
         memory.write_all(&text)?;
         io::Seek::rewind(&mut memory)?;
         Ok(memory.into())
     }
+}
+
+/// The same file, of which `/proc/self/maps` does not tell a guest where it is, as far as we may have that.
+fn nameless(file: File) -> OwnedFd {
+    let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::AT_EMPTY_PATH | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    // A mount of nothing but this file, which is nowhere.
+    let reopened = rustix::mount::open_tree(&file, "", clone).map_err(io::Error::from).and_then(|alone| {
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&alone));
+        File::open(path)
+    });
+    reopened.unwrap_or(file).into()
+}
+
+/// A request: a seed and a number, so many words, and variables.
+struct Text {
+    head: Vec<u8>,
+    arguments: Vec<u8>,
+    environment: Vec<u8>,
 }
 
 fn failed(what: &'static str) -> impl Fn(io::Error) -> TemplateError {

@@ -1,7 +1,7 @@
 # What makes a Python ready, once, and what it does with each run afterwards. The names of modules are its arguments.
 #
 # It stops itself when everything is loaded, and has said which files that were. Whoever goes on from there is a run of its own, whose request is on
-# descriptor 3: a seed, a number of arguments, the arguments, and the environment, each ended by a zero byte.
+# descriptor 3: a seed, a number of words, the words, its own name first, and the environment, each ended by a zero.
 def _hotcell(main):
     import atexit, gc, importlib, io, os, random, signal, sys
     from importlib import machinery
@@ -11,7 +11,7 @@ def _hotcell(main):
         with io.FileIO(3) as request:
             seed, count, *rest = request.readall().split(b"\0")[:-1]
         seed, count = int(seed), int(count)
-        argv = [os.fsdecode(word) for word in rest[:count]]
+        argv = [os.fsdecode(word) for word in rest[1:count]]
         os.environ.clear()
         for variable in rest[count:]:
             name, _, value = variable.partition(b"=")

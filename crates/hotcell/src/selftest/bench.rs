@@ -1,17 +1,21 @@
 //! What attempts are made with: a directory of the selftest's own, cells, and the probe's answers.
 
 use std::ffi::{OsStr, OsString};
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
-use hotcell_cell::{Builder, Cell, Host, Limits, Mode, Report, Wall};
+use hotcell_cell::pool::{Ahead, Pool};
+use hotcell_cell::template::{Template, TemplateError};
+use hotcell_cell::{Builder, Cell, Host, Limits, Mode, Plan, Report, RunError, Session, Wall};
 use hotcell_gate::live::ProcessName;
 use serde_json::Value;
 
 use super::verdict::Missing;
+use crate::cli::CellsArg;
 use crate::error::Failure;
 
 /// Without these a process of root's is root.
@@ -37,14 +41,17 @@ pub(super) struct Bench {
     /// Left out of every cell that should be whole.
     missing: Option<Missing>,
     accepted: Vec<Wall>,
+    cells: CellsArg,
+    /// The probe, loaded, for cells that are to go on from it.
+    template: Option<Arc<Template>>,
 }
 
 impl Bench {
-    pub(super) fn new(host: &Host, missing: Option<Missing>) -> Result<Bench, Failure> {
+    pub(super) fn new(host: &Host, missing: Option<Missing>, cells: CellsArg) -> Result<Bench, Failure> {
         let us = ProcessName::own();
         let directory = std::env::temp_dir().join(format!("hotcell-selftest-{}", us.file_name()));
         let accepted = crate::run::always_allowed_missing()?;
-        let bench = Bench { host: host.clone(), directory, missing, accepted };
+        let mut bench = Bench { host: host.clone(), directory, missing, accepted, cells, template: None };
         bench.prepare().map_err(|source| Failure::Io {
             message: format!("cannot use `{}`", bench.directory.display()),
             hint: Some("give it another place: TMPDIR=DIR hotcell selftest".to_owned()),
@@ -64,6 +71,13 @@ impl Bench {
             message: format!("no cell stands here: {source}"),
             hint: "see why and what would help: hotcell doctor".to_owned(),
         })?;
+        if cells == CellsArg::Template {
+            let argv = bench.probe_argv::<&str>(crate::probe::FROM_TEMPLATE, &[]);
+            let plan = bench.bare().command(argv).plan(host)?;
+            let memory = File::options().read(true).write(true).create_new(true).open(bench.path("memory"));
+            let memory = memory.map_err(|source| TemplateError::Io { what: "the probe cannot be loaded", source })?;
+            bench.template = Some(Arc::new(Template::warm(&plan, memory, &[])?));
+        }
         Ok(bench)
     }
 
@@ -145,7 +159,29 @@ impl Bench {
     /// Runs a cell.
     pub(super) fn run(&self, builder: Builder) -> Result<Report, String> {
         let plan = builder.plan(&self.host).map_err(|error| format!("no plan: {error}"))?;
-        plan.run().map_err(|error| format!("the cell did not stand: {error}"))
+        self.run_plan(plan).map_err(|error| format!("the cell did not stand: {error}"))
+    }
+
+    fn run_plan(&self, plan: Plan) -> Result<Report, RunError> {
+        let pooled = |plan: &Plan, ahead| Pool::open(plan.clone(), 1, ahead).and_then(|pool| pool.run());
+        let ran = match self.cells {
+            CellsArg::Run => plan.run(),
+            CellsArg::OnDemand => pooled(&plan, Ahead::Station),
+            CellsArg::Pool => pooled(&plan, Ahead::Cell),
+            CellsArg::Session => Session::run_once(plan.clone()),
+            CellsArg::Template => {
+                let is_probe = plan.program() == Some(&self.probe());
+                match self.template.as_ref().filter(|_| is_probe) {
+                    Some(template) => plan.clone().from_template(Arc::clone(template), 0).run(),
+                    None => plan.run(),
+                }
+            }
+        };
+        match ran {
+            // What writes in place has a cell of its own in any case.
+            Err(RunError::InPlace) => plan.run(),
+            ran => ran,
+        }
     }
 
     /// Runs the probe under limits; how it ended.

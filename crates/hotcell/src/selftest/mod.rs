@@ -25,6 +25,7 @@ mod walls;
 
 use std::time::Instant;
 
+use clap::ValueEnum;
 use hotcell_cell::{Host, Wall, seccomp};
 use serde_json::{Value, json};
 
@@ -77,7 +78,7 @@ pub(crate) fn selftest(host: &Host, args: &SelftestArgs) -> Result<u8, Failure> 
     if args.list {
         return screen::answer(list(&chosen, args.json)).map(|()| 0);
     }
-    let bench = Bench::new(host, missing)?;
+    let bench = Bench::new(host, missing, args.cells)?;
     let mut results = Vec::new();
     for attempt in chosen {
         let begun = Instant::now();
@@ -98,6 +99,7 @@ pub(crate) fn selftest(host: &Host, args: &SelftestArgs) -> Result<u8, Failure> 
         });
         let object = json!({
             "uid": host.uid, "privileged": host.privileged, "without": args.without,
+            "cells": args.cells.to_possible_value().map(|value| value.get_name().to_owned()),
             "held": held, "escaped": escaped, "void": void, "skipped": skipped,
             "attempts": attempts.collect::<Vec<_>>(),
         });
