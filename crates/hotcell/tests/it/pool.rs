@@ -1,7 +1,7 @@
 //! Pools: cells that stand before anybody asks are as good as those that are made for one, and are used once.
 
 use hotcell_cell::pool::{Ahead, Pool};
-use hotcell_cell::{Cell, Mode};
+use hotcell_cell::{Cell, Exec, Mode, Session};
 
 use crate::support::*;
 
@@ -132,4 +132,79 @@ fn a_copy_on_write_workspace_is_new_in_each_cell_and_shows_the_host_as_it_is() {
         assert_eq!(report.changes.expect("a copy").list.len(), 2);
     }
     assert_eq!(std::fs::read_to_string(work.join("a")).expect("there"), "7\n");
+}
+
+/// What this process and this machine hold.
+#[derive(Debug)]
+struct Held {
+    memory_kib: u64,
+    descriptors: usize,
+    threads: usize,
+    cgroups: usize,
+    mounts: usize,
+    /// Objects of the kernel's that belong to a cell; only root may count them.
+    kernel: Vec<(String, u64)>,
+}
+
+impl Held {
+    fn now() -> Held {
+        let status = std::fs::read_to_string("/proc/self/status").expect("our own");
+        let memory = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a size");
+        let count = |path: &str| std::fs::read_dir(path).map_or(0, Iterator::count);
+        let slabs = std::fs::read_to_string("/proc/slabinfo").unwrap_or_default();
+        let kinds = ["net_namespace", "pid_namespace", "mnt_cache", "proc_inode_cache", "shmem_inode_cache", "task_struct"];
+        let kernel = slabs.lines().filter_map(|line| {
+            let mut words = line.split_whitespace();
+            let (name, n_active) = (words.next()?, words.next()?.parse().ok()?);
+            kinds.contains(&name).then(|| (name.to_owned(), n_active))
+        });
+        Held {
+            memory_kib: memory.trim().split(' ').next().and_then(|size| size.parse().ok()).expect("a number"),
+            descriptors: count("/proc/self/fd"),
+            threads: count("/proc/self/task"),
+            cgroups: cgroups_with("hotcell-").len(),
+            mounts: std::fs::read_to_string("/proc/self/mountinfo").expect("our own").lines().count(),
+            kernel: kernel.collect(),
+        }
+    }
+
+    /// Whether nothing grew, but for what comes and goes.
+    fn assert_no_more_than(&self, before: &Held) {
+        assert!(self.memory_kib < before.memory_kib + 2048, "{self:?} after {before:?}");
+        assert!(self.descriptors <= before.descriptors + 4, "{self:?} after {before:?}");
+        assert_eq!((self.threads, self.mounts), (before.threads, before.mounts));
+        assert!(self.cgroups <= before.cgroups + 16, "{self:?} after {before:?}");
+        for ((name, now), (_, before)) in self.kernel.iter().zip(&before.kernel) {
+            // The kernel frees some of them later, all at once: a few per start would be many more.
+            assert!(*now < before + 1500, "{name}: {now} after {before}");
+        }
+    }
+}
+
+#[test]
+fn many_starts_leave_nothing_behind() {
+    let n_starts = if std::env::var_os("HOTCELL_SOAK").is_some() { 100_000 } else { 3000 };
+    let pool = open("true", 4, Ahead::Cell);
+    let mut session = {
+        let plan = allowing(&host(), Cell::builder()).plan_session(&host()).expect("a plan");
+        Session::open(plan, &format!("hotcell-leak-{}", std::process::id()), &mut Nobody).expect("a session")
+    };
+    let exec = Exec { argv: vec!["/bin/true".into()], ..Exec::default() };
+    let mut run = |n: u64| {
+        for number in 0..n {
+            assert_eq!(pool.run().expect("a run").exit_code, Some(0));
+            if number % 8 == 0 {
+                assert_eq!(session.exec(&exec).expect("a command").exit_code, Some(0));
+            }
+        }
+        eventually("the pool is full again", || spawners().len() == 5);
+        // What the last cells had is given back a moment later.
+        std::thread::sleep(std::time::Duration::from_millis(300));
+    };
+    run(n_starts / 10);
+    let before = Held::now();
+    run(n_starts * 9 / 10);
+    let after = Held::now();
+    after.assert_no_more_than(&before);
+    println!("{n_starts} starts: {before:?}, then {after:?}");
 }

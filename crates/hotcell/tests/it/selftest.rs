@@ -47,6 +47,35 @@ fn every_attempt_of_the_list_is_held_with_its_control() {
     }
 }
 
+/// The same attempts in cells that came to be in another way.
+fn hold_in_cells(how: &str) {
+    let (found, code) = selftest(&["--cells", how]);
+    assert_eq!(found["cells"], how);
+    assert_eq!(with_verdict(&found, "ESCAPED"), Vec::<String>::new());
+    assert_eq!(with_verdict(&found, "VOID"), Vec::<String>::new());
+    assert_eq!(code, Some(0));
+}
+
+#[test]
+fn cells_on_demand_hold_as_well() {
+    hold_in_cells("on-demand");
+}
+
+#[test]
+fn cells_of_a_pool_hold_as_well() {
+    hold_in_cells("pool");
+}
+
+#[test]
+fn cells_of_a_session_hold_as_well() {
+    hold_in_cells("session");
+}
+
+#[test]
+fn cells_that_go_on_from_a_template_hold_as_well() {
+    hold_in_cells("template");
+}
+
 /// The attempt that only this wall refuses.
 fn attempt_of(wall: Wall) -> &'static str {
     match wall {

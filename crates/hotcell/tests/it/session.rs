@@ -3,18 +3,9 @@
 use std::time::Duration;
 
 use hotcell_base::{Bytes, Outcome};
-use hotcell_cell::run::Observer;
-use hotcell_cell::{Cell, Exec, Limit, Limits, Mode, Report, Session, Stream};
+use hotcell_cell::{Cell, Exec, Limit, Limits, Mode, Report, Session};
 
 use crate::support::*;
-
-struct Nobody;
-
-impl Observer for Nobody {
-    fn output(&mut self, _: Stream, _: &[u8]) -> std::io::Result<()> {
-        Ok(())
-    }
-}
 
 fn open(builder: hotcell_cell::Builder) -> Session {
     let plan = allowing(&host(), builder).plan_session(&host()).expect("a plan");

@@ -263,3 +263,12 @@ pub(crate) fn cgroups_with(word: &str) -> Vec<PathBuf> {
     walk(Path::new("/sys/fs/cgroup"), word, 6, &mut found);
     found
 }
+
+/// Sees nothing of a run.
+pub(crate) struct Nobody;
+
+impl hotcell_cell::Observer for Nobody {
+    fn output(&mut self, _: hotcell_cell::Stream, _: &[u8]) -> std::io::Result<()> {
+        Ok(())
+    }
+}
