@@ -49,7 +49,8 @@ impl Drop for Turn {
 impl Turn {
     /// Draws a ticket and waits for its turn. An error of kind `Interrupted` if the caller asked for the end meanwhile.
     pub(crate) fn wait(home: &Home, remote: Option<&RemoteEnd>) -> io::Result<Turn> {
-        let n_processors = thread::available_parallelism().map_or(1, |n| n.get() as u64);
+        // Those this process may use; std would read the files of its cgroup as well.
+        let n_processors = rustix::thread::sched_getaffinity(None).map_or(1, |set| u64::from(set.count()));
         Turn::wait_in(home.queue(), (n_processors * LANES_A_PROCESSOR).max(LANES_MIN), remote)
     }
 
@@ -97,7 +98,7 @@ impl Turn {
         // Whoever clears up may be looking at it for a moment.
         file.lock()?;
         next.seek(SeekFrom::Start(0))?;
-        write!(next, "{:<20}", ticket + 1)?;
+        next.write_all(format!("{:<20}", ticket + 1).as_bytes())?;
         Ok((Turn { path, file }, ticket))
     }
 }

@@ -57,20 +57,19 @@ pub(crate) fn refusal(failure: &Failure) -> String {
 fn try_run(args: &RunArgs, home: Option<PathBuf>) -> Result<u8, Failure> {
     let host = Host::probe(std::env::vars_os())?;
     let home_place = crate::HomePlace::find(home, &host)?;
-    let home_path = home_place.path.clone();
+    // A home that is not there yet has nothing to hide.
+    let home_path = std::fs::canonicalize(&home_place.path).unwrap_or_else(|_| home_place.path.clone());
     if args.explain {
-        // A home that is not there yet has nothing to hide.
-        let home_path = std::fs::canonicalize(&home_path).unwrap_or(home_path);
         let plan = plan(args, &host, &home_path)?;
         let text = if args.output.json { explain::json(&plan) } else { explain::text(&plan, args) };
         screen::answer(&text)?;
         return Ok(0);
     }
     let stdin = stdin(&args.stdin)?;
-    // Planned before the home is made, so that a wrong request leaves nothing; and again when it is there to be hidden.
-    plan(args, &host, &home_path)?;
+    // Planned before the home is made, so that a wrong request leaves nothing; and again if it was not there to be hidden.
+    let planned = plan(args, &host, &home_path)?;
     let home = home_place.open()?;
-    let plan = plan(args, &host, home.path())?;
+    let plan = if home.path() == home_path { planned } else { plan(args, &host, home.path())? };
     crate::gc::sweep(&home);
     let (remote, remote_end) = remote().map_err(|source| Failure::Io {
         message: "cannot make a pipe".to_owned(),

@@ -24,6 +24,8 @@ const QUEUED_BYTES_MAX: usize = 1 << 20;
 type OnStart = Box<dyn FnOnce(&RunId) + Send>;
 
 pub(crate) struct Tee {
+    /// Where output goes, until there is some.
+    streams: Option<[Box<dyn Write + Send>; 2]>,
     queue: Option<Sender<(Stream, Vec<u8>)>>,
     queued_bytes: Arc<AtomicUsize>,
     writer: Option<JoinHandle<()>>,
@@ -37,7 +39,7 @@ impl Tee {
         if show {
             return Tee::to([Box::new(io::stdout()), Box::new(io::stderr())]);
         }
-        Tee { queue: None, queued_bytes: Arc::default(), writer: None, on_start: None }
+        Tee { streams: None, queue: None, queued_bytes: Arc::default(), writer: None, on_start: None }
     }
 
     /// Shows output on somebody else's streams.
@@ -46,11 +48,16 @@ impl Tee {
     }
 
     fn to(streams: [Box<dyn Write + Send>; 2]) -> Tee {
-        let queued_bytes = Arc::new(AtomicUsize::new(0));
+        Tee { streams: Some(streams), queue: None, queued_bytes: Arc::default(), writer: None, on_start: None }
+    }
+
+    /// Starts the thread: many commands have nothing to say.
+    fn begin(&mut self) {
+        let Some(streams) = self.streams.take() else { return };
         let (queue, received) = channel();
-        let shown = Arc::clone(&queued_bytes);
-        let writer = std::thread::spawn(move || write_all(&received, streams, &shown));
-        Tee { queue: Some(queue), queued_bytes, writer: Some(writer), on_start: None }
+        let shown = Arc::clone(&self.queued_bytes);
+        self.queue = Some(queue);
+        self.writer = Some(std::thread::spawn(move || write_all(&received, streams, &shown)));
     }
 
     /// Waits until everything is shown.
@@ -78,6 +85,7 @@ impl Viewer for Tee {
     }
 
     fn output(&mut self, stream: Stream, bytes: &[u8]) {
+        self.begin();
         if let Some(queue) = &self.queue {
             self.queued_bytes.fetch_add(bytes.len(), Ordering::Relaxed);
             // The writer never leaves before the queue is closed.
