@@ -719,6 +719,30 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// A plan of nothing but walls, all of them: what any cell on this host has.
+    pub(crate) fn of_walls(host: &Host) -> Plan {
+        let identity = if host.privileged { Identity::Fresh } else { Identity::Own { uid: host.uid, gid: host.gid } };
+        let is_had = |wall: &Wall| *wall != Wall::User || !host.privileged;
+        Plan {
+            argv: Vec::new(),
+            programs: Vec::new(),
+            cwd: PathBuf::new(),
+            env: BTreeMap::new(),
+            identity,
+            view: Vec::new(),
+            workspace: None,
+            guarded: Vec::new(),
+            writable: Vec::new(),
+            limits: Limits::default(),
+            walls: Wall::ALL.into_iter().filter(is_had).map(|wall| (wall, Standing::Proven)).collect(),
+            omitted_rules: BTreeSet::new(),
+            require: BTreeSet::new(),
+            allow_missing: BTreeSet::new(),
+            host: host.clone(),
+            beginning: None,
+        }
+    }
+
     /// The command and its arguments.
     pub fn argv(&self) -> &[OsString] {
         &self.argv

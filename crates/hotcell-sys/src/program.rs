@@ -153,6 +153,7 @@ pub struct Program<L> {
     life_ms_max: u64,
     is_last: bool,
     is_restored: bool,
+    is_ahead_done: bool,
 }
 
 impl<L: Clone> Program<L> {
@@ -176,6 +177,7 @@ impl<L: Clone> Program<L> {
             life_ms_max: u64::MAX,
             is_last: false,
             is_restored: false,
+            is_ahead_done: false,
         }
     }
 
@@ -219,6 +221,11 @@ impl<L: Clone> Program<L> {
     /// Has the cell end with this command.
     pub fn last(&mut self) {
         self.is_last = true;
+    }
+
+    /// Says that an early image did before the first cell what [`Stage::Ahead`] does before each.
+    pub fn ahead_is_done(&mut self) {
+        self.is_ahead_done = true;
     }
 
     /// Gives the command's process memory of its own, for [`Program::resume`].
@@ -383,6 +390,7 @@ impl<L: Clone> Program<L> {
             life_ms_max: self.life_ms_max,
             is_last: u64::from(self.is_last),
             is_restored: u64::from(self.is_restored),
+            is_ahead_done: u64::from(self.is_ahead_done),
             ..Header::default()
         };
         for (to, slot) in header.exports.iter_mut().zip(&self.exports) {
@@ -432,7 +440,7 @@ pub(crate) unsafe trait WireType: Copy {}
 // SAFETY: u64, i64 and pairs of u32; the size check below leaves no room for padding.
 unsafe impl WireType for Header {}
 const _: () = assert!(
-    size_of::<Header>() == 8 * (2 + 5 + 2 + wire::EXPORTS_MAX + 1 + wire::INPUTS_MAX + wire::CELL_INPUTS_MAX + 4)
+    size_of::<Header>() == 8 * (2 + 5 + 2 + wire::EXPORTS_MAX + 1 + wire::INPUTS_MAX + wire::CELL_INPUTS_MAX + 5)
 );
 // SAFETY: thirteen eight-byte integers and a pair of u32.
 unsafe impl WireType for Op {}

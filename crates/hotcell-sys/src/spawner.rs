@@ -139,6 +139,11 @@ impl Spawner {
         Ok(File::open(process.join("ns/user"))?.into())
     }
 
+    /// Has something done before it is known which cells there will be: the template of an image.
+    pub fn begin<L>(&mut self, image: &Image<L>) -> io::Result<()> {
+        send_image(&self.control, wire::COMMAND_EARLY, image, &[])
+    }
+
     /// Hands over the program of all its cells, and the descriptors it refers to.
     pub fn prepare<L>(&mut self, image: &Image<L>, inputs: &[BorrowedFd<'_>]) -> io::Result<()> {
         send_image(&self.control, wire::COMMAND_PROGRAM, image, inputs)

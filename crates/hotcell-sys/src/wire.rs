@@ -87,6 +87,8 @@ pub struct Header {
     pub is_last: u64,
     /// In an image of a command: whether it does not execute anything, and needs memory of its own.
     pub is_restored: u64,
+    /// Whether what is to be done before a cell was done before the first one.
+    pub is_ahead_done: u64,
     /// Where the kernel put the vdso, written by whoever received the image.
     pub vdso: i64,
 }
@@ -138,6 +140,9 @@ pub struct Command {
 pub const COMMAND_HOLD: u64 = 1;
 /// To the spawner: take the image of a cell, which comes as the first descriptor, and make its template.
 pub const COMMAND_PROGRAM: u64 = 2;
+/// To the spawner: run the template of an image that comes as the first descriptor, and of nothing else: what can be done
+/// before it is known which cells there will be.
+pub const COMMAND_EARLY: u64 = 10;
 /// To the spawner: make a cell; its init gets the socket that comes first, and the other descriptors.
 pub const COMMAND_CELL: u64 = 3;
 /// To the spawner: init's last numbers were read: reap it and say what it used.
@@ -185,6 +190,8 @@ pub const MESSAGE_REAPED: u64 = 7;
 /// From the process that becomes the command: an op of the command's image did not answer as expected.
 pub const MESSAGE_COMMAND_FAULT: u64 = 8;
 
+/// Indices of ops of an early image begin here.
+pub const OP_EARLY: u64 = 1 << 32;
 /// The clone that makes init failed.
 pub const OP_CLONE: u64 = u64::MAX;
 /// The fork that makes the payload failed.

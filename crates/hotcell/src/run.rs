@@ -65,6 +65,8 @@ fn try_run(args: &RunArgs, home: Option<PathBuf>) -> Result<u8, Failure> {
         screen::answer(&text)?;
         return Ok(0);
     }
+    // Meanwhile. What cannot be begun early is begun later, and says why not.
+    let _later = hotcell_cell::run::early::begin(&host);
     let stdin = stdin(&args.stdin)?;
     // Planned before the home is made, so that a wrong request leaves nothing; and again if it was not there to be hidden.
     let planned = plan(args, &host, &home_path)?;

@@ -58,6 +58,8 @@ pub(crate) struct Making<'a> {
     pub(crate) id: u32,
     /// The cgroup of the first cell, where there is one. Those of the others have its name.
     pub(crate) group: Option<&'a Group>,
+    /// Whether [`early`] was done.
+    pub(crate) is_begun: bool,
     /// For each owner whose files must appear as the cell's own: the number of the descriptor of
     /// the user namespace that says so.
     pub(crate) owners: &'a [Owner],
@@ -109,7 +111,9 @@ pub(crate) fn cell(plan: &Plan, making: &Making<'_>) -> Program<Label> {
     let mut out = Writer::new(Program::cell(), Stage::Template, plan, making);
     out.modes();
     out.open_above();
-    out.user_namespace();
+    if !making.is_begun {
+        out.user_namespace();
+    }
     let mounts = if plan.asks_for(Wall::Mount) { out.template_mounts() } else { Mounts::default() };
     out.give_up_capabilities();
     out.no_new_privs();
@@ -117,6 +121,9 @@ pub(crate) fn cell(plan: &Plan, making: &Making<'_>) -> Program<Label> {
     out.seccomp(Part::Template);
     out.stage = Stage::Ahead;
     out.namespaces();
+    if making.is_begun {
+        out.program.ahead_is_done();
+    }
     out.clone_flags();
     out.stage = Stage::Init;
     out.parent_death();
@@ -137,10 +144,20 @@ pub(crate) fn cell(plan: &Plan, making: &Making<'_>) -> Program<Label> {
     out.program
 }
 
+/// Writes down what any cell needs first, whatever else there will be in it: the user namespace it is in, if any, and
+/// the namespaces of its own that take long to make.
+pub(crate) fn early(plan: &Plan) -> Program<Label> {
+    let making = Making { id: 0, group: None, is_begun: false, owners: &[] };
+    let mut out = Writer::new(Program::cell(), Stage::Template, plan, &making);
+    out.user_namespace();
+    out.namespaces();
+    out.program
+}
+
 /// Writes down how a plan's command is run in a cell of it, or of a plan that it is an exec of.
 pub(crate) fn command(plan: &Plan, cell: &Plan) -> Program<Label> {
     // A command makes nothing of the cell.
-    let making = Making { id: 0, group: None, owners: &[] };
+    let making = Making { id: 0, group: None, is_begun: false, owners: &[] };
     let mut out = Writer::new(Program::command(), Stage::Payload, plan, &making);
     out.program.life_max(plan.limits.time.saturating_add(OVERTIME));
     if plan.limits != cell.limits {

@@ -32,6 +32,7 @@ use crate::report::Report;
 use crate::wall::{Standing, Wall};
 
 pub(crate) mod aftermath;
+pub mod early;
 pub mod placeholders;
 pub(crate) mod station;
 mod streams;

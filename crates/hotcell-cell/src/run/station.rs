@@ -9,9 +9,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use hotcell_sys::program::Image;
-use hotcell_sys::spawner::{Event, Line, LineEvent, Spawner, Usage};
+use hotcell_sys::spawner::{Event, Fault, Line, LineEvent, Spawner, Usage};
+use hotcell_sys::wire;
 use rustix::event::{PollFd, PollFlags};
 
+use super::early;
 use super::placeholders::Placeholders;
 use super::streams::{Input, Output, Pipes};
 use super::supervisor::{Reach, Supervisor};
@@ -32,6 +34,8 @@ pub(crate) struct Station {
     _placeholders: Placeholders,
     group: Guard,
     pub(crate) image: Image<Label>,
+    /// What was done before it was known for which cells.
+    early: Option<Image<Label>>,
     id: u32,
     /// What has become of the last cell.
     cell: Life,
@@ -80,7 +84,12 @@ impl Station {
     /// Opens a station for a plan. `name` is that of its cgroup. Nothing of it is proven before the first cell.
     pub(crate) fn open(plan: &Plan, name: &str) -> Result<Station, RunError> {
         let mut group = Guard { group: None };
-        let mut spawner = Spawner::start().map_err(platform("the cell's first process cannot be started"))?;
+        let early = early::take(plan);
+        let is_begun = early.is_some();
+        let (mut spawner, early) = match early {
+            Some(early) => (early.spawner, Some(early.image)),
+            None => (Spawner::start().map_err(platform("the cell's first process cannot be started"))?, None),
+        };
         let id = ID_FIRST + spawner.pid();
         let placeholders = Placeholders::make(plan);
         let placeholders = placeholders.map_err(platform("places for decoys of control files cannot be made"))?;
@@ -91,11 +100,11 @@ impl Station {
             let made = spawner.user_namespace(&launch::id_map(*uid, id), &launch::id_map(*gid, id));
             namespaces.push(made.map_err(platform("a map of ids for the workspace cannot be made"))?);
         }
-        let making = Making { id, group: group.group.as_ref(), owners: &owners };
+        let making = Making { id, group: group.group.as_ref(), is_begun, owners: &owners };
         let image = launch::cell(plan, &making).image();
         let inputs: Vec<BorrowedFd<'_>> = namespaces.iter().map(AsFd::as_fd).collect();
         spawner.prepare(&image, &inputs).map_err(platform("the program of the cell cannot be sent"))?;
-        Ok(Station { spawner, _placeholders: placeholders, group, image, id, cell: Life::Reaped })
+        Ok(Station { spawner, _placeholders: placeholders, group, image, early, id, cell: Life::Reaped })
     }
 
     pub(crate) fn group(&self) -> Option<&Group> {
@@ -280,12 +289,22 @@ impl Station {
         Isolation { tier: "process", walls: plan.standing(self.group()), id_outside }
     }
 
+    /// The error for a call of a cell's, or of its spawner's, that did not answer as it must.
+    pub(crate) fn fault(&self, plan: &Plan, found: Fault) -> RunError {
+        match &self.early {
+            Some(early) if found.op & wire::OP_EARLY != 0 && found.op >> 33 == 0 => {
+                fault(plan, early, Fault { op: found.op & !wire::OP_EARLY, ..found })
+            }
+            _ => fault(plan, &self.image, found),
+        }
+    }
+
     /// Why a cell's init never was, or is gone, without a word.
     fn why_not(&mut self, plan: &Plan) -> RunError {
         loop {
             match self.spawner.next_event() {
                 Ok(Some(Event::Spawned { .. })) => {}
-                Ok(Some(Event::Fault(found))) => return fault(plan, &self.image, found),
+                Ok(Some(Event::Fault(found))) => return self.fault(plan, found),
                 _ => return out_of_turn(),
             }
         }
@@ -302,7 +321,7 @@ impl Station {
             if from_cell {
                 match line.next_event().map_err(&unheard)? {
                     Some(LineEvent::Ready(fds)) => exports = Some(fds),
-                    Some(LineEvent::Fault(found)) => return Err(fault(plan, &self.image, found)),
+                    Some(LineEvent::Fault(found)) => return Err(self.fault(plan, found)),
                     Some(LineEvent::CommandFault(_) | LineEvent::Ended { .. }) => return Err(out_of_turn()),
                     // The spawner says why, if it could.
                     None => return Err(self.why_not(plan)),
@@ -312,10 +331,10 @@ impl Station {
             if from_spawner && (init.is_none() || exports.is_none()) {
                 match self.spawner.next_event().map_err(&unheard)? {
                     Some(Event::Spawned { pid, pidfd }) => init = Some((pid, pidfd)),
-                    Some(Event::Fault(found)) => return Err(fault(plan, &self.image, found)),
+                    Some(Event::Fault(found)) => return Err(self.fault(plan, found)),
                     // Init says why, if it could.
                     Some(Event::Gone | Event::Reaped(_)) | None => match line.next_event().map_err(&unheard)? {
-                        Some(LineEvent::Fault(found)) => return Err(fault(plan, &self.image, found)),
+                        Some(LineEvent::Fault(found)) => return Err(self.fault(plan, found)),
                         _ => return Err(out_of_turn()),
                     },
                 }

@@ -255,7 +255,7 @@ impl<'a> Supervisor<'a> {
                 }
                 Ok(false)
             }
-            Some(LineEvent::Fault(found)) => Err(fault(self.plan, &self.station.image, found)),
+            Some(LineEvent::Fault(found)) => Err(self.station.fault(self.plan, found)),
             Some(LineEvent::Ready(_)) => Err(out_of_turn()),
             // Killed; its spawner tells.
             None => {
@@ -276,7 +276,7 @@ impl<'a> Supervisor<'a> {
                 self.station.note_gone();
                 Ok(true)
             }
-            Some(Event::Fault(found)) => Err(fault(self.plan, &self.station.image, found)),
+            Some(Event::Fault(found)) => Err(self.station.fault(self.plan, found)),
             Some(Event::Spawned { .. } | Event::Reaped(_)) => Err(out_of_turn()),
             None => {
                 let source = io::Error::other("it was killed from outside, and the cell with it");

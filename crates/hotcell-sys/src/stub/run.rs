@@ -157,13 +157,24 @@ pub(crate) unsafe fn spawner() -> ! {
                 release(holder);
                 holder = hold(&alive);
             }
+            (COMMAND_EARLY, None) => {
+                let header = map(BASE, &received);
+                // SAFETY: `map` checked the magic, so the tables are those our library wrote.
+                if let Err(fault) = unsafe { interpret(header, header.template) } {
+                    fail(Fault { op: fault.op | OP_EARLY, ..fault });
+                }
+                // SAFETY: mapped above; nothing points to it any more.
+                unsafe { call!(nr::MUNMAP, BASE, received.command.value) };
+            }
             (COMMAND_PROGRAM, None) => {
                 release(holder);
                 let header = map(BASE, &received);
                 // SAFETY: `map` checked the magic, so the tables are those our library wrote.
                 run_or_fail(unsafe { interpret(header, header.template) });
-                // SAFETY: as above.
-                run_or_fail(unsafe { interpret(header, header.ahead) });
+                if header.is_ahead_done == 0 {
+                    // SAFETY: as above.
+                    run_or_fail(unsafe { interpret(header, header.ahead) });
+                }
                 program = Some(BASE);
             }
             (COMMAND_CELL, Some(_)) if received.n_fds >= 1 => {
