@@ -63,21 +63,30 @@ pub(super) struct Mounts {
     kept: BTreeMap<PathBuf, String>,
 }
 
-/// Whether each cell makes an entry by itself: it is a cell's own, or is in something that is.
-fn is_own(entry: &Entry, view: &[Entry]) -> bool {
-    let is_below = |path: &Path| {
-        view.iter().any(|other| match other {
-            Entry::Scratch { target, .. } | Entry::Overlay { target, .. } => path.starts_with(target),
-            Entry::Proc => is_in_proc(path),
-            _ => false,
-        })
-    };
-    match entry {
-        Entry::Proc | Entry::Scratch { .. } | Entry::Overlay { .. } | Entry::Decoy { .. } => true,
-        // The directories themselves are places to be mounted on.
-        Entry::Directory { path, .. } => path.parent().is_some_and(is_below),
-        Entry::File { path, .. } | Entry::Link { path, .. } | Entry::Mask { path, .. } => is_below(path),
-        Entry::Bind { target, .. } | Entry::Guard { target, .. } => is_below(target),
+/// What each cell makes by itself: what is a cell's own, or is in something that is.
+struct Own<'a>(Vec<&'a Path>);
+
+impl<'a> Own<'a> {
+    fn of(view: &'a [Entry]) -> Own<'a> {
+        Own(view
+            .iter()
+            .filter_map(|entry| match entry {
+                Entry::Scratch { target, .. } | Entry::Overlay { target, .. } => Some(&**target),
+                Entry::Proc => Some(Path::new("/proc")),
+                _ => None,
+            })
+            .collect())
+    }
+
+    fn has(&self, entry: &Entry) -> bool {
+        let is_below = |path: &Path| self.0.iter().any(|place| path.starts_with(place));
+        match entry {
+            Entry::Proc | Entry::Scratch { .. } | Entry::Overlay { .. } | Entry::Decoy { .. } => true,
+            // The directories themselves are places to be mounted on.
+            Entry::Directory { path, .. } => path.parent().is_some_and(is_below),
+            Entry::File { path, .. } | Entry::Link { path, .. } | Entry::Mask { path, .. } => is_below(path),
+            Entry::Bind { target, .. } | Entry::Guard { target, .. } => is_below(target),
+        }
     }
 }
 
@@ -124,8 +133,9 @@ impl Writer<'_> {
         self.call("pivot", libc::SYS_pivot_root, &[dot.into(), dot.into()], Expect::Ok);
         self.call("leave the old root", libc::SYS_umount2, &[dot.into(), MNT_DETACH.into()], Expect::Ok);
         let view = &self.plan.view;
+        let own = Own::of(view);
         let (covers, others): (Vec<&Entry>, Vec<&Entry>) =
-            view.iter().filter(|entry| !is_own(entry, view)).partition(|entry| is_cover(entry));
+            view.iter().filter(|entry| !own.has(entry)).partition(|entry| is_cover(entry));
         for entry in covers {
             self.entry(entry, &sources, &mounts);
         }
@@ -149,7 +159,8 @@ impl Writer<'_> {
     /// Puts aside what each cell mounts by itself: once the old root is gone, there is no other way to it.
     fn keep_sources(&mut self, sources: &BTreeMap<PathBuf, Slot>) -> Mounts {
         let view = &self.plan.view;
-        let own = view.iter().filter(|entry| is_own(entry, view)).filter_map(|entry| match entry {
+        let places = Own::of(view);
+        let own = view.iter().filter(|entry| places.has(entry)).filter_map(|entry| match entry {
             Entry::Bind { target, directory, .. } | Entry::Guard { target, directory, .. } => {
                 Some((target, *directory))
             }
@@ -192,7 +203,8 @@ impl Writer<'_> {
     /// What is a cell's own.
     pub(super) fn cell_mounts(&mut self, mounts: &Mounts) {
         let view = &self.plan.view;
-        let own: Vec<&Entry> = view.iter().filter(|entry| is_own(entry, view)).collect();
+        let places = Own::of(view);
+        let own: Vec<&Entry> = view.iter().filter(|entry| places.has(entry)).collect();
         let is_in_proc = |entry: &&&Entry| match entry {
             Entry::Mask { path, .. } => is_in_proc(path),
             _ => false,

@@ -40,7 +40,8 @@ pub fn begin(host: &Host) -> io::Result<()> {
 pub(crate) fn take(plan: &Plan) -> Option<Early> {
     let early = EARLY.lock().unwrap_or_else(PoisonError::into_inner).take()?;
     let needs_user = matches!(plan.identity, Identity::Own { .. });
-    let needed = [Some(Wall::Net), Some(Wall::Ipc), Some(Wall::Uts), Some(Wall::Time), needs_user.then_some(Wall::User)];
+    let needed =
+        [Some(Wall::Net), Some(Wall::Ipc), Some(Wall::Uts), Some(Wall::Time), needs_user.then_some(Wall::User)];
     let is_fit = early.identity == plan.identity && needed.into_iter().flatten().all(|wall| plan.asks_for(wall));
     is_fit.then_some(early)
 }

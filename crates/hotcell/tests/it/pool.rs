@@ -152,7 +152,8 @@ impl Held {
         let memory = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a size");
         let count = |path: &str| std::fs::read_dir(path).map_or(0, Iterator::count);
         let slabs = std::fs::read_to_string("/proc/slabinfo").unwrap_or_default();
-        let kinds = ["net_namespace", "pid_namespace", "mnt_cache", "proc_inode_cache", "shmem_inode_cache", "task_struct"];
+        let kinds =
+            ["net_namespace", "pid_namespace", "mnt_cache", "proc_inode_cache", "shmem_inode_cache", "task_struct"];
         let kernel = slabs.lines().filter_map(|line| {
             let mut words = line.split_whitespace();
             let (name, n_active) = (words.next()?, words.next()?.parse().ok()?);
