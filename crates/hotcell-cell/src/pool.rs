@@ -5,7 +5,7 @@
 //! run ──────▶│ a station, and in it a cell that stands ─▶ command ─▶ report ────┤ back to the keeper
 //! ```
 //!
-//! A cell is used once: what a command leaves in it is gone with it, and the next one is made from the template again.
+//! A cell is used once: what a command leaves in it is gone with it, and the next one is made from the ground again.
 //! The keeper is a thread; when the pool is dropped it ends, and every cell with it. A process that is killed takes its
 //! spawners, and they their cells and groups, with it.
 
@@ -24,7 +24,7 @@ use crate::run::{Memory, Observer, RemoteEnd, RunError, Stdin, group_name, now};
 /// What is done before anybody asks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ahead {
-    /// The spawner, its groups, its template and its next namespaces. A cell is raised on demand.
+    /// The spawner, its groups, its ground and its next namespaces. A cell is raised on demand.
     Station,
     /// And a cell, whose walls stand and are proven.
     Cell,

@@ -474,7 +474,7 @@ pub fn refusing_rules() -> impl Iterator<Item = &'static str> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Part {
     /// All but what walls are built with: the spawner's, inherited by its cells.
-    Template,
+    Ground,
     /// What walls were built with: each cell's own.
     Cell,
     /// Both in one: what a command is held to.
@@ -501,7 +501,7 @@ impl Part {
     /// The verdict of this part on a call, given that of the whole.
     fn of(self, call: c_long, whole: Verdict) -> Verdict {
         let is_elsewhere = match self {
-            Part::Template => BUILDING.contains(&call),
+            Part::Ground => BUILDING.contains(&call),
             Part::Cell => !BUILDING.contains(&call),
             #[cfg(test)]
             Part::Whole => false,
@@ -513,7 +513,7 @@ impl Part {
 /// Builds a filter. `left_out` names rules that are not in it, for tests that must notice.
 pub(crate) fn filter(part: Part, memory: Memory, left_out: &BTreeSet<&'static str>) -> Vec<Instruction> {
     let mut code = vec![load(OFFSET_NUMBER)];
-    // Where the numbers mean something else, the template's filter has the last word.
+    // Where the numbers mean something else, the ground's filter has the last word.
     if part != Part::Cell && !left_out.contains(ARCHITECTURE) {
         code = vec![
             load(OFFSET_ARCH),
@@ -798,14 +798,14 @@ mod tests {
         // The kernel does what the stricter says; the smaller number is, of those that we return.
         let arguments = [0, 1, 2, 8, 10, 16, 17, libc::TIOCSTI, 0o4755, 0x4_0000, libc::CLONE_NEWUSER as u64, u64::MAX];
         for memory in [Memory::Counted, Memory::Watched] {
-            let [whole, template, cell] =
-                [Part::Whole, Part::Template, Part::Cell].map(|part| filter(part, memory, &BTreeSet::new()));
+            let [whole, ground, cell] =
+                [Part::Whole, Part::Ground, Part::Cell].map(|part| filter(part, memory, &BTreeSet::new()));
             for (arch, number) in (0..512).flat_map(|nr| [(ARCH_X86_64, nr), (ARCH_X86_64, nr | X32_BIT), (3, nr)]) {
                 for a in arguments {
                     for b in arguments {
                         let decide = |code: &[Instruction]| decide(code, arch, number, [a, b, b, a, a, b]).0;
                         let rank = |verdict: u32| if verdict == RETURN_KILL { 0 } else { verdict };
-                        let stricter = rank(decide(&template)).min(rank(decide(&cell)));
+                        let stricter = rank(decide(&ground)).min(rank(decide(&cell)));
                         assert_eq!(stricter, rank(decide(&whole)), "syscall {number} of {arch:#x} with {a:#x} {b:#x}");
                     }
                 }
@@ -814,8 +814,8 @@ mod tests {
     }
 
     #[test]
-    fn the_template_lets_through_what_walls_are_built_with_and_nothing_else() {
-        let code = filter(Part::Template, Memory::Counted, &BTreeSet::new());
+    fn the_ground_lets_through_what_walls_are_built_with_and_nothing_else() {
+        let code = filter(Part::Ground, Memory::Counted, &BTreeSet::new());
         let whole = filter(Part::Whole, Memory::Counted, &BTreeSet::new());
         for nr in 0..512 {
             let is_building = BUILDING.iter().any(|call| number(*call) == nr);

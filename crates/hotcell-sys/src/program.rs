@@ -15,7 +15,7 @@ use crate::wire::{self, Header, Op};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stage {
     /// Outside the cell, once: what all cells of a program share.
-    Template,
+    Ground,
     /// Outside the cell, before each: what can be made before anybody asks for a cell.
     Ahead,
     /// The cell's pid 1: builds and proves the walls.
@@ -379,7 +379,7 @@ impl<L: Clone> Program<L> {
         };
         let mut header = Header {
             magic: wire::MAGIC,
-            template: section(Stage::Template),
+            ground: section(Stage::Ground),
             ahead: section(Stage::Ahead),
             init: section(Stage::Init),
             payload: section(Stage::Payload),

@@ -139,7 +139,7 @@ impl Spawner {
         Ok(File::open(process.join("ns/user"))?.into())
     }
 
-    /// Has something done before it is known which cells there will be: the template of an image.
+    /// Has something done before it is known which cells there will be: the ground of an image.
     pub fn begin<L>(&mut self, image: &Image<L>) -> io::Result<()> {
         send_image(&self.control, wire::COMMAND_EARLY, image, &[])
     }

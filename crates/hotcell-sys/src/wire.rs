@@ -60,7 +60,7 @@ pub struct Header {
     /// Address of the first op.
     pub ops: u64,
     /// Run once by the spawner itself, when the image comes.
-    pub template: Section,
+    pub ground: Section,
     /// Run by the spawner before each cell, as soon as the one before it is gone.
     pub ahead: Section,
     /// Run by the cell's init: builds and proves the walls.
@@ -138,9 +138,9 @@ pub struct Command {
 
 /// To the spawner: hold a new user namespace open; answered by [`MESSAGE_HOLDING`].
 pub const COMMAND_HOLD: u64 = 1;
-/// To the spawner: take the image of a cell, which comes as the first descriptor, and make its template.
+/// To the spawner: take the image of a cell, which comes as the first descriptor, and make the ground of its cells.
 pub const COMMAND_PROGRAM: u64 = 2;
-/// To the spawner: run the template of an image that comes as the first descriptor, and of nothing else: what can be done
+/// To the spawner: run the ground of an image that comes as the first descriptor, and of nothing else: what can be done
 /// before it is known which cells there will be.
 pub const COMMAND_EARLY: u64 = 10;
 /// To the spawner: make a cell; its init gets the socket that comes first, and the other descriptors.

@@ -107,7 +107,7 @@ impl Writer<'_> {
         let set_mode_filter = 1;
         let args = [set_mode_filter.into(), 0.into(), program.into()];
         self.call("install the filter", libc::SYS_seccomp, &args, Expect::Ok);
-        if part == Part::Template {
+        if part == Part::Ground {
             return;
         }
         let filtered = 2;
@@ -116,7 +116,7 @@ impl Writer<'_> {
         if !self.plan.omitted_rules.is_empty() {
             return;
         }
-        // Without the cell's own filter, unsharing nothing succeeds for anybody; without the template's, so does this.
+        // Without the cell's own filter, unsharing nothing succeeds for anybody; without the ground's, so does this.
         self.call("proof: what built walls is refused", libc::SYS_unshare, &[0.into()], Expect::Fails(&[EPERM]));
         let no_randomisation = [0x4_0000.into()];
         self.call("proof: a listed call is refused", libc::SYS_personality, &no_randomisation, Expect::Fails(&[EPERM]));

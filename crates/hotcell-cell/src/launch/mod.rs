@@ -1,7 +1,7 @@
 //! A plan, written down as the syscalls that make it true.
 //!
 //! ```text
-//! template  own user namespace → private mounts → open every source → new root → all of the view
+//! ground    own user namespace → private mounts → open every source → new root → all of the view
 //!           that no cell changes → pivot → no capability can be had again → no new privileges
 //!           → syscall filter, but for what follows                                the spawner, once
 //! ahead     network, ipc, uts and time namespaces                                  the spawner, before each cell
@@ -11,7 +11,7 @@
 //! orphaned  remove the cgroup                                                      the spawner, if nobody else can
 //! ```
 //!
-//! After each wall comes a call that must fail if the wall stands. A cell is made of a copy of the template's mounts and
+//! After each wall comes a call that must fail if the wall stands. A cell is made of a copy of the ground's mounts and
 //! is a child of the spawner: that no capability can be had again is proven there, once, and a child cannot but inherit
 //! it, as it does the limit on core files. Everything else is proven in each cell.
 //!
@@ -108,17 +108,17 @@ pub(crate) fn id_map(owner: u32, id: u32) -> String {
 
 /// Writes down how cells of a plan are made.
 pub(crate) fn cell(plan: &Plan, making: &Making<'_>) -> Program<Label> {
-    let mut out = Writer::new(Program::cell(), Stage::Template, plan, making);
+    let mut out = Writer::new(Program::cell(), Stage::Ground, plan, making);
     out.modes();
     out.open_above();
     if !making.is_begun {
         out.user_namespace();
     }
-    let mounts = if plan.asks_for(Wall::Mount) { out.template_mounts() } else { Mounts::default() };
+    let mounts = if plan.asks_for(Wall::Mount) { out.ground_mounts() } else { Mounts::default() };
     out.give_up_capabilities();
     out.no_new_privs();
     out.core_limit();
-    out.seccomp(Part::Template);
+    out.seccomp(Part::Ground);
     out.stage = Stage::Ahead;
     out.namespaces();
     if making.is_begun {
@@ -148,7 +148,7 @@ pub(crate) fn cell(plan: &Plan, making: &Making<'_>) -> Program<Label> {
 /// the namespaces of its own that take long to make.
 pub(crate) fn early(plan: &Plan) -> Program<Label> {
     let making = Making { id: 0, group: None, is_begun: false, owners: &[] };
-    let mut out = Writer::new(Program::cell(), Stage::Template, plan, &making);
+    let mut out = Writer::new(Program::cell(), Stage::Ground, plan, &making);
     out.user_namespace();
     out.namespaces();
     out.program
@@ -215,7 +215,7 @@ impl<'a> Writer<'a> {
         self.close(fd);
     }
 
-    /// What a cell is cloned with: its own processes and its own copy of the template's mounts.
+    /// What a cell is cloned with: its own processes and its own copy of the ground's mounts.
     fn clone_flags(&mut self) {
         let namespaces = [(Wall::Mount, libc::CLONE_NEWNS), (Wall::Pid, libc::CLONE_NEWPID)];
         let asked = namespaces.iter().filter(|(wall, _)| self.plan.asks_for(*wall));

@@ -35,7 +35,7 @@ const FSCONFIG_CMD_CREATE: u64 = 6;
 const MNT_DETACH: u64 = libc::MNT_DETACH as u64;
 
 const PROC: &str = "proc";
-/// Where the template keeps what each cell mounts by itself, until `/proc` takes its place.
+/// Where the ground keeps what each cell mounts by itself, until `/proc` takes its place.
 const SOURCES: &str = PROC;
 /// Where the scratch filesystem is while a cell is built.
 const SCRATCH: &str = "proc/scratch";
@@ -56,7 +56,7 @@ pub(crate) fn scratch_inodes(plan: &Plan) -> u64 {
     16 + plan.view.iter().filter(|entry| matches!(entry, Entry::Decoy { .. })).count() as u64
 }
 
-/// What the template leaves to each cell.
+/// What the ground leaves to each cell.
 #[derive(Default)]
 pub(super) struct Mounts {
     /// Where the source of what is mounted at a place is kept.
@@ -101,7 +101,7 @@ fn is_in_proc(path: &Path) -> bool {
 
 impl Writer<'_> {
     /// The mounts of all cells of a plan.
-    pub(super) fn template_mounts(&mut self) -> Mounts {
+    pub(super) fn ground_mounts(&mut self) -> Mounts {
         self.wall = Wall::Mount;
         self.call("unshare", libc::SYS_unshare, &[libc::CLONE_NEWNS.into()], Expect::Ok);
         let root = self.text("/");
@@ -112,10 +112,10 @@ impl Writer<'_> {
             &[0u64.into(), root.into(), 0u64.into(), private.into(), 0u64.into()],
             Expect::Ok,
         );
-        if self.plan.asks_for(Wall::Root) { self.template_root() } else { Mounts::default() }
+        if self.plan.asks_for(Wall::Root) { self.ground_root() } else { Mounts::default() }
     }
 
-    fn template_root(&mut self) -> Mounts {
+    fn ground_root(&mut self) -> Mounts {
         self.wall = Wall::Root;
         let sources = self.open_sources();
         let staging = self.plan.host.staging.to_str().expect("one of our own constants").to_owned();
@@ -387,7 +387,7 @@ impl Writer<'_> {
         (self.plan.identity == Identity::Fresh && self.plan.asks_for(Wall::Id)).then_some(u64::from(self.making.id))
     }
 
-    /// What is to be mounted at a place: opened for it already, or kept by the template.
+    /// What is to be mounted at a place: opened for it already, or kept by the ground.
     fn source(&mut self, target: &Path, sources: &BTreeMap<PathBuf, Slot>, mounts: &Mounts) -> Option<Slot> {
         if let Some(source) = sources.get(target) {
             return Some(*source);

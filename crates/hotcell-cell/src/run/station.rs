@@ -1,7 +1,7 @@
 //! A station: a spawner with all that the cells of one plan share, from which cells are raised one after the other.
 //!
 //! ```text
-//! open: spawner, cgroups, template ─▶ raise ─▶ run ─▶ renew ─▶ raise ─▶ …
+//! open: spawner, cgroups, ground ─▶ raise ─▶ run ─▶ renew ─▶ raise ─▶ …
 //! ```
 
 use std::io;

@@ -160,7 +160,7 @@ pub(crate) unsafe fn spawner() -> ! {
             (COMMAND_EARLY, None) => {
                 let header = map(BASE, &received);
                 // SAFETY: `map` checked the magic, so the tables are those our library wrote.
-                if let Err(fault) = unsafe { interpret(header, header.template) } {
+                if let Err(fault) = unsafe { interpret(header, header.ground) } {
                     fail(Fault { op: fault.op | OP_EARLY, ..fault });
                 }
                 // SAFETY: mapped above; nothing points to it any more.
@@ -170,7 +170,7 @@ pub(crate) unsafe fn spawner() -> ! {
                 release(holder);
                 let header = map(BASE, &received);
                 // SAFETY: `map` checked the magic, so the tables are those our library wrote.
-                run_or_fail(unsafe { interpret(header, header.template) });
+                run_or_fail(unsafe { interpret(header, header.ground) });
                 if header.is_ahead_done == 0 {
                     // SAFETY: as above.
                     run_or_fail(unsafe { interpret(header, header.ahead) });

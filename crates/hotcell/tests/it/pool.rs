@@ -207,5 +207,4 @@ fn many_starts_leave_nothing_behind() {
     run(n_starts * 9 / 10);
     let after = Held::now();
     after.assert_no_more_than(&before);
-    println!("{n_starts} starts: {before:?}, then {after:?}");
 }
