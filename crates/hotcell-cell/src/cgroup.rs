@@ -294,7 +294,7 @@ impl Group {
 
     fn can_go_on(&mut self) -> bool {
         let Place::V1 { memory, .. } = &self.place else { return false };
-        if self.is_used_up.get() {
+        if self.is_used_up.get() || self.limits_now != self.limits {
             return false;
         }
         if self.counters.residue() > RESIDUE_MAX {
@@ -310,13 +310,19 @@ impl Group {
     /// Makes it ready for another command of the cell that is in it: what is counted from now on is that command's, as
     /// far as the kernel lets peaks be lowered, and its limits hold.
     pub(crate) fn begin(&mut self, limits: &Limits) -> Result<(), NoGroup> {
+        self.limit(limits)?;
+        let is_lowered = self.counters.lower_memory_peak();
+        let now = self.counters.read();
+        self.before = Sample { memory_peak: now.memory_peak.filter(|_| !is_lowered), ..now };
+        Ok(())
+    }
+
+    /// Sets other limits, until the next cell.
+    pub(crate) fn limit(&mut self, limits: &Limits) -> Result<(), NoGroup> {
         if self.is_released.take() || self.limits_now != *limits {
             self.place.limit(limits)?;
             self.limits_now = limits.clone();
         }
-        let is_lowered = self.counters.lower_memory_peak();
-        let now = self.counters.read();
-        self.before = Sample { memory_peak: now.memory_peak.filter(|_| !is_lowered), ..now };
         Ok(())
     }
 

@@ -196,6 +196,8 @@ pub struct Exec {
     pub cwd: Option<PathBuf>,
     /// What it may use, which is not more than the cell may; the cell's if none.
     pub limits: Option<Limits>,
+    /// What it draws from at random, if it begins from a template; the plan's if none.
+    pub seed: Option<u64>,
 }
 
 /// A request for a cell. See [`Cell::builder`].
@@ -786,6 +788,9 @@ impl Plan {
         };
         if plan.programs.is_empty() {
             return Err(CommandError::NotFound(command.clone()).into());
+        }
+        if let (Some(beginning), Some(seed)) = (&mut plan.beginning, exec.seed) {
+            beginning.seed = seed;
         }
         if let Some(limits) = &exec.limits {
             limits.check()?;

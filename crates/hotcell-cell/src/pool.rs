@@ -16,10 +16,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use crate::plan::Plan;
+use crate::plan::{Exec, Plan};
 use crate::report::Report;
 use crate::run::station::{Rising, Station};
 use crate::run::{Memory, Observer, RemoteEnd, RunError, Stdin, group_name, now};
+use crate::session::ExecError;
 
 /// What is done before anybody asks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -125,9 +126,32 @@ impl Pool {
         Ok(report)
     }
 
+    /// Runs another command than the plan's in a cell of its own, without input, and keeps its output in memory.
+    ///
+    /// # Errors
+    /// If the command cannot be one, or its cell failed.
+    pub fn exec(&self, exec: &Exec) -> Result<Report, ExecError> {
+        let plan = self.plan.exec(exec)?;
+        let mut memory = Memory::default();
+        let mut report = self.exec_with(&plan, Stdin::Null, &mut memory, None)?;
+        memory.give(&mut report);
+        Ok(report)
+    }
+
     /// Runs the plan's command in a cell of its own. Waits while all stations are in use.
     pub fn run_with(
         &self,
+        stdin: Stdin,
+        observer: &mut dyn Observer,
+        remote: Option<&RemoteEnd>,
+    ) -> Result<Report, RunError> {
+        self.exec_with(&self.plan, stdin, observer, remote)
+    }
+
+    /// Runs a command that [`Plan::exec`] of the pool's plan made, in a cell of its own.
+    pub fn exec_with(
+        &self,
+        plan: &Plan,
         stdin: Stdin,
         observer: &mut dyn Observer,
         remote: Option<&RemoteEnd>,
@@ -138,7 +162,7 @@ impl Pool {
             Some(rising) => Ok(rising),
             None => station.raise(),
         }
-        .and_then(|rising| station.run(&self.plan, rising, &mut Some(stdin), observer, remote, times));
+        .and_then(|rising| station.run((rising, &self.plan), plan, &mut Some(stdin), observer, remote, times));
         // One that failed is not used again.
         let station = ran.is_ok().then_some(station);
         if let Some(used) = &self.used {

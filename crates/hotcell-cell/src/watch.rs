@@ -265,8 +265,8 @@ fn add_directory(directory: &OwnedFd, sum: &mut DiskUse, depth: u32) {
         if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
             match rustix::fs::openat(directory, name, DIRECTORY, Mode::empty()) {
                 Ok(below) if depth > 0 => add_directory(&below, sum, depth - 1),
-                // Gone since the listing is not hidden.
-                Err(rustix::io::Errno::NOENT) => {}
+                // Gone since it was looked at, or something else by now, is not hidden.
+                Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR | rustix::io::Errno::LOOP) => {}
                 _ => sum.n_hidden += 1,
             }
         }

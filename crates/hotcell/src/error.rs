@@ -129,6 +129,7 @@ impl Failure {
             },
             (During::Run, _) => 125,
             (During::Other, Failure::Session(SessionError::Exists(_))) => 3,
+            (During::Other, Failure::Session(SessionError::Name(_))) => 2,
             (During::Other, Failure::Usage { .. }) => 2,
             (During::Other, Failure::Refused { .. }) => 3,
             (
@@ -179,6 +180,10 @@ fn in_the_way(error: &PackError) -> Vec<String> {
 
 fn session_hint(error: &SessionError) -> Option<String> {
     Some(match error {
+        SessionError::Name(_) => {
+            "a name has 1 to 64 letters, digits, dots, dashes or underscores, and begins with a letter or digit"
+                .to_owned()
+        }
         SessionError::NotFound(name) => {
             format!("make it: hotcell create {}; see which there are: hotcell ls --sessions", shown(name))
         }

@@ -191,8 +191,12 @@ fn try_exec(args: &ExecArgs, home: Option<PathBuf>) -> Result<u8, Failure> {
         let value = value.or_else(|| std::env::var_os(&name));
         (name, value)
     });
-    let exec =
-        Exec { argv: args.command.clone(), env: variables.collect(), cwd: args.start.directory.clone(), limits: None };
+    let exec = Exec {
+        argv: args.command.clone(),
+        env: variables.collect(),
+        cwd: args.start.directory.clone(),
+        ..Exec::default()
+    };
     let labels = args.records.label.iter().cloned().collect();
     let request = ExecRequest::new(&exec, args.limits.changes()).named(args.records.name.clone(), labels);
     let (stdout, stderr) = (std::io::stdout(), std::io::stderr());
@@ -200,11 +204,11 @@ fn try_exec(args: &ExecArgs, home: Option<PathBuf>) -> Result<u8, Failure> {
     let shown = if args.output.json { [nothing.as_fd(); 2] } else { [stdout.as_fd(), stderr.as_fd()] };
     let is_quiet = args.output.quiet || args.output.json;
     let ran = client.exec(&request, [stdin.as_fd(), shown[0], shown[1]], |told| match told {
-        Told::Busy(command) => {
+        Told::Busy(command) if !is_quiet => {
             screen::note(&format!("waiting  `{}` runs in {}", command.join(" "), args.session));
         }
         Told::Started(run_id) if !is_quiet => screen::note(&format!("started  {run_id}  in {}", args.session)),
-        Told::Started(_) => {}
+        Told::Busy(_) | Told::Started(_) => {}
     })?;
     if args.output.json {
         let text = serde_json::to_string_pretty(&ran.record).expect("a record is plain data");

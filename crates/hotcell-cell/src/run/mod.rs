@@ -247,7 +247,7 @@ impl Plan {
         let since = now();
         let mut station = Station::open(self, name)?;
         let cell = station.raise()?;
-        let mut report = station.run(self, cell, stdin, observer, remote, (begun, since))?;
+        let mut report = station.run((cell, self), self, stdin, observer, remote, (begun, since))?;
         let removing = Instant::now();
         // The cell is gone; a directory the kernel keeps a moment longer is left to the next sweep.
         drop(station);

@@ -188,15 +188,18 @@ impl Station {
     /// Runs a plan's command in a cell, as its last; input is taken once its walls stand.
     pub(crate) fn run(
         &mut self,
+        (cell, of): (Rising, &Plan),
         plan: &Plan,
-        cell: Rising,
         stdin: &mut Option<Stdin>,
         observer: &mut dyn Observer,
         remote: Option<&RemoteEnd>,
         (begun, since): (Instant, (i64, i64)),
     ) -> Result<Report, RunError> {
         let Rising { line, raised } = cell;
-        let mut command = launch::command(plan, plan);
+        if let Some(group) = self.group.group.as_mut().filter(|_| plan.limits != of.limits) {
+            group.limit(&plan.limits).map_err(RunError::Cgroup)?;
+        }
+        let mut command = launch::command(plan, of);
         command.last();
         let command = command.image();
         let pipes = self.send(plan, &line, &command)?;
@@ -205,7 +208,7 @@ impl Station {
         let raising = Instant::now();
         let raised = match raised {
             Some(raised) => raised,
-            None => self.wait(plan, &line, remote)?,
+            None => self.wait(of, &line, remote)?,
         };
         observer.proven();
         let walls = raising.elapsed();

@@ -40,7 +40,7 @@ impl Client {
     /// Connects to the session with this name.
     pub fn connect(home: &Home, name: &str) -> Result<Client, SessionError> {
         let nobody = || SessionError::NotFound(name.to_owned());
-        let path = Sessions::of(home).directory.join(name);
+        let path = Sessions::of(home).place(name)?;
         let (socket, address, _directory) = match wire::socket(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(nobody()),
             made => made.map_err(failed("a socket cannot be made"))?,

@@ -63,6 +63,9 @@ pub struct Known {
 /// Why something with a session could not be done.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
+    /// It cannot be one's name: it would lead elsewhere.
+    #[error("`{}` cannot be the name of a session", shown(.0))]
+    Name(String),
     /// There is none.
     #[error("there is no session `{}`", shown(.0))]
     NotFound(String),
@@ -114,7 +117,15 @@ impl Sessions {
 
     /// The one with this name, if its host lives.
     pub fn find(&self, name: &str) -> Option<Known> {
-        self.read(&self.directory.join(name))
+        self.read(&self.place(name).ok()?)
+    }
+
+    /// Where a session of this name is.
+    fn place(&self, name: &str) -> Result<PathBuf, SessionError> {
+        let is_fine = |letter: char| letter.is_alphanumeric() || "._-".contains(letter);
+        // Nothing that is a path, or means another directory.
+        let is_name = (1..=64).contains(&name.len()) && name.chars().all(is_fine) && !name.starts_with(['.', '-']);
+        if is_name { Ok(self.directory.join(name)) } else { Err(SessionError::Name(name.to_owned())) }
     }
 
     fn read(&self, path: &Path) -> Option<Known> {
@@ -125,7 +136,7 @@ impl Sessions {
 
     /// Takes a name. What a host that is gone left under it goes.
     fn claim(&self, name: &str) -> Result<Claim, SessionError> {
-        let path = self.directory.join(name);
+        let path = self.place(name)?;
         let make = || fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory);
         make().map_err(failed("a place for sessions cannot be made"))?;
         for _ in 0..2 {

@@ -152,6 +152,7 @@ impl ExecRequest {
             env: self.env.iter().map(|(name, value)| (plain(name), value.as_ref().map(plain))).collect(),
             cwd: self.cwd.as_ref().map(|cwd| cwd.0.clone()),
             limits: self.limits.of(session),
+            seed: None,
         }
     }
 }

@@ -16,13 +16,17 @@ fn at_every_call(stride: u64, mut start: impl FnMut() -> Command, mut after: imp
     let mut n_killed = 0;
     for n in (1..).step_by(usize::try_from(stride).unwrap()) {
         let mut command = start();
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut said = tempfile::tempfile().unwrap();
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said.try_clone().unwrap());
         let ending = kill_at_call(&mut command, n).unwrap();
         after(n, ending);
         match ending {
             Ending::Killed { .. } => n_killed += 1,
             Ending::Ended { status } => {
-                assert_eq!(status, 0, "not killed, it should have succeeded");
+                let mut text = String::new();
+                std::io::Seek::rewind(&mut said).unwrap();
+                std::io::Read::read_to_string(&mut said, &mut text).unwrap();
+                assert_eq!(status, 0, "not killed at call {n}, it should have succeeded: {text}");
                 break;
             }
         }

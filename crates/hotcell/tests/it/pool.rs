@@ -208,3 +208,20 @@ fn many_starts_leave_nothing_behind() {
     let after = Held::now();
     after.assert_no_more_than(&before);
 }
+
+#[test]
+fn a_pool_runs_other_commands_with_other_limits_and_forgets_both() {
+    let pool = open("exit 1", 1, Ahead::Cell);
+    let sh = |script: &str| Exec { argv: ["sh", "-c", script].map(Into::into).to_vec(), ..Exec::default() };
+    let output = |exec: &Exec| pool.exec(exec).expect("a run").stdout.text();
+    let narrow = hotcell_cell::Limits { pids: 3, fds: 20, ..Default::default() };
+    let many = "for i in 1 2 3 4 5 6; do sleep 0.3 & done; wait; ulimit -n";
+    assert_eq!(output(&Exec { cwd: Some("/tmp".into()), ..sh("pwd") }), "/tmp\n");
+    let ended = pool.exec(&Exec { limits: Some(narrow), ..sh(many) }).expect("a run").outcome;
+    assert_eq!(ended, hotcell_base::Outcome::Pids);
+    // The next one has the plan's own again.
+    assert_eq!(output(&sh(many)), "1024\n");
+    assert_eq!(pool.run().expect("a run").exit_code, Some(1));
+    let wide = hotcell_cell::Limits { pids: 1000, ..Default::default() };
+    assert!(pool.exec(&Exec { limits: Some(wide), ..sh(":") }).is_err());
+}

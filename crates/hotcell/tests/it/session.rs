@@ -131,6 +131,23 @@ fn a_session_whose_first_process_is_killed_is_over_and_says_so() {
     assert!(session.exec(&sh(":")).is_err());
 }
 
+#[test]
+fn a_name_that_leads_elsewhere_is_no_name() {
+    let bench = Bench::new();
+    bench.output(["run", "-q", "--", "true"]);
+    let home = bench.path("home");
+    for name in ["..", ".", "../runs", "a/b", "/tmp", ".hidden", ""] {
+        for words in
+            [&["create", name][..], &["exec", name, "--", "true"], &["cp", "/etc/hostname", &format!("{name}:/tmp/x")]]
+        {
+            let refused = bench.output(words);
+            assert!(!refused.status.success(), "{words:?}");
+        }
+        assert!(home.join("runs").is_dir() && home.join("cells").is_dir(), "{name} took the home away");
+    }
+    assert_eq!(std::fs::read_dir(home.join("runs")).expect("there").count(), 1);
+}
+
 /// The first processes of this process's cells.
 fn children_of_spawners() -> Vec<rustix::process::Pid> {
     let parent = |pid: i32| -> Option<(i32, String)> {
