@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use hotcell_cell::pool::Ahead;
 use hotcell_cell::template::{self, Template};
-use hotcell_cell::{Cell, Exec, Host, MountRequest, Observer, Pool, Session, Stream};
+use hotcell_cell::{Cell, Exec, Host, MountRequest, Observer, Plan, Pool, Session, Stream};
 
 /// So many stations are kept by a pool: one for each of eight launchers, and as many that are being made ready.
 const POOLED: usize = 16;
@@ -63,7 +63,7 @@ impl Place {
         Place { directory, noop }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 }
@@ -190,11 +190,46 @@ fn bundle(place: &Place, runtime: &'static str, payload: Payload, argv: &[String
     Some([runtime, "run", "-b", &directory.display().to_string(), NAME].map(str::to_owned).to_vec())
 }
 
+/// A plan of a payload, with every wall and the default limits.
+pub(crate) fn plan(place: &Place, payload: Payload) -> Plan {
+    let host = Host::probe(std::env::vars_os()).expect("this machine can be looked at");
+    let mount = MountRequest { source: place.noop.clone(), target: place.noop.clone(), writable: false };
+    Cell::builder().mount(mount).command(payload.argv(place)).plan(&host).expect("a plan")
+}
+
+/// A session of the program's, which ends with this.
+struct Created {
+    home: PathBuf,
+    name: String,
+}
+
+impl Created {
+    fn new(place: &Place, payload: Payload) -> Created {
+        let created = Created { home: place.path("home"), name: format!("bench-{}", payload.name()) };
+        let mount = format!("{0}:{0}:ro", place.noop.display());
+        let made = created.hotcell(&["create", &created.name, "--mount", &mount]);
+        assert!(made, "a session can be made");
+        created
+    }
+
+    fn hotcell(&self, words: &[&str]) -> bool {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hotcell"));
+        command.args(words).env("HOTCELL_HOME", &self.home);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.status().is_ok_and(|status| status.success())
+    }
+}
+
+impl Drop for Created {
+    fn drop(&mut self) {
+        self.hotcell(&["rm", &self.name]);
+    }
+}
+
 fn ours(place: &Place, payload: Payload) -> Vec<Candidate<'_>> {
     let argv = payload.argv(place);
     let host = Host::probe(std::env::vars_os()).expect("this machine can be looked at");
-    let mount = MountRequest { source: place.noop.clone(), target: place.noop.clone(), writable: false };
-    let plan = Cell::builder().mount(mount).command(&argv).plan(&host).expect("a plan");
+    let plan = plan(place, payload);
     let pool = |ahead: Ahead| {
         let plan = plan.clone();
         move || -> Start {
@@ -242,6 +277,16 @@ fn ours(place: &Place, payload: Payload) -> Vec<Candidate<'_>> {
     } else {
         Vec::new()
     };
+    let exec = {
+        let argv = argv.clone();
+        move || -> Start {
+            let session = Created::new(place, payload);
+            Box::new(move || {
+                let words = ["exec", "-q", &session.name, "--"].into_iter().chain(argv.iter().map(String::as_str));
+                session.hotcell(&words.collect::<Vec<_>>())
+            })
+        }
+    };
     let whole = || -> Start {
         let hotcell = env!("CARGO_BIN_EXE_hotcell").to_owned();
         let mount = format!("{0}:{0}:ro", place.noop.display());
@@ -257,6 +302,7 @@ fn ours(place: &Place, payload: Payload) -> Vec<Candidate<'_>> {
             Box::new(move || Box::new(move || plan.run().is_ok_and(|report| report.exit_code == Some(0)))),
         ),
         Candidate { name: "hotcell run", is_ours: true, make: Box::new(whole) },
+        Candidate { name: "hotcell exec", is_ours: true, make: Box::new(exec) },
     ];
     all.extend(templates);
     all

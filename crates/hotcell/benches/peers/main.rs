@@ -13,6 +13,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, missing_docs)]
 
 mod contenders;
+mod memory;
 mod quiet;
 mod report;
 
@@ -20,6 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use contenders::{Contender, Payload, Place};
+use memory::Memory;
 use quiet::Gate;
 use report::{Latency, Rate, Results};
 
@@ -71,7 +73,11 @@ fn main() {
     let latencies = latencies(&contenders, &mut gate, args.rounds);
     let rates = if args.seconds > 0.0 { rates(&contenders, args.seconds) } else { Vec::new() };
     let n_mounts = std::fs::read_to_string("/proc/self/mountinfo").map_or(0, |text| text.lines().count());
-    let results = Results { n_mounts, n_waits: gate.n_waits, n_dropped: gate.n_dropped, absent, latencies, rates };
+    // What is kept open for the others goes first.
+    drop(contenders);
+    let memory = (args.only.is_none() && !args.is_alone).then(|| Memory::measure(&place));
+    let (n_waits, n_dropped) = (gate.n_waits, gate.n_dropped);
+    let results = Results { n_mounts, n_waits, n_dropped, absent, latencies, rates, memory };
     print!("{}", results.table());
     if let Some(path) = args.json {
         std::fs::write(path, format!("{:#}\n", results.json())).expect("the JSON can be written");

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::contenders::Payload;
+use crate::memory::Memory;
 
 /// The times of one contender.
 pub(crate) struct Latency {
@@ -40,6 +41,7 @@ pub(crate) struct Results {
     pub(crate) absent: Vec<&'static str>,
     pub(crate) latencies: Vec<Latency>,
     pub(crate) rates: Vec<Rate>,
+    pub(crate) memory: Option<Memory>,
 }
 
 const FLOOR: &str = "posix_spawn";
@@ -83,6 +85,12 @@ impl Results {
             }
             text.push('\n');
         }
+        if let Some(Memory { idle_cell, supervisor, supervisor_own }) = self.memory {
+            writeln!(text, "an idle cell of a pool takes {idle_cell:.2} MiB, with its station and in the kernel")
+                .expect("a String");
+            writeln!(text, "a hotcell run takes {supervisor:.1} MiB, {supervisor_own:.1} MiB of it its own")
+                .expect("a String");
+        }
         if !self.absent.is_empty() {
             writeln!(text, "not here, or not able to run here: {}", self.absent.join(", ")).expect("a String");
         }
@@ -115,6 +123,9 @@ impl Results {
             |rate| json!({ "name": rate.name, "launchers": rate.n_launchers, "starts_per_second": rate.per_second }),
         );
         json!({
+            "idle_cell_mib": self.memory.as_ref().map(|memory| memory.idle_cell),
+            "supervisor_mib": self.memory.as_ref().map(|memory| memory.supervisor),
+            "supervisor_own_mib": self.memory.as_ref().map(|memory| memory.supervisor_own),
             "mounts": self.n_mounts, "waits": self.n_waits, "dropped": self.n_dropped, "absent": self.absent,
             "latencies": latencies.collect::<Vec<_>>(), "rates": rates.collect::<Vec<_>>(),
         })
