@@ -4,11 +4,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use hotcell_cell::pool::Ahead;
 use hotcell_cell::template::{self, Template};
 use hotcell_cell::{Cell, Exec, Host, MountRequest, Observer, Plan, Pool, Session, Stream};
 
+use crate::launcher::Launchers;
+
+/// So many commands are started at once, at most.
+const LAUNCHERS_MAX: usize = 32;
 /// So many stations are kept by a pool: one for each of eight launchers, and as many that are being made ready.
 const POOLED: usize = 16;
 
@@ -43,12 +48,14 @@ impl Payload {
 
 /// What the contenders need on disk: a no-op, a root for those that want one, a home for us.
 pub(crate) struct Place {
+    launchers: Arc<Launchers>,
     directory: tempfile::TempDir,
     pub(crate) noop: PathBuf,
 }
 
 impl Place {
     pub(crate) fn new() -> Place {
+        let launchers = Arc::new(Launchers::new(LAUNCHERS_MAX));
         let directory = tempfile::Builder::new().prefix("hotcell-bench-").tempdir().expect("a directory");
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(directory.path(), mode).expect("ours");
@@ -60,7 +67,7 @@ impl Place {
         std::io::Write::write_all(&mut source, b"int main(void) { return 0; }\n").expect("read by the compiler");
         drop(source);
         assert!(compiler.wait().expect("it ends").success(), "the static no-op cannot be made");
-        Place { directory, noop }
+        Place { launchers, directory, noop }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -68,7 +75,14 @@ impl Place {
     }
 }
 
-type Start = Box<dyn Fn() -> bool + Sync>;
+/// Starts a payload and waits for its end: how long that took, if it went well.
+type Start = Box<dyn Fn() -> Option<Duration> + Sync>;
+
+/// Something of ours, timed.
+fn timed(run: impl FnOnce() -> bool) -> Option<Duration> {
+    let begun = Instant::now();
+    run().then(|| begun.elapsed())
+}
 
 /// One way to start one payload.
 pub(crate) struct Contender {
@@ -76,7 +90,6 @@ pub(crate) struct Contender {
     pub(crate) payload: Payload,
     /// Whether it is one of ours.
     pub(crate) is_ours: bool,
-    /// Starts it and waits for its end; whether that went well.
     pub(crate) start: Start,
 }
 
@@ -88,7 +101,7 @@ pub(crate) fn all(place: &Place, is_wanted: &dyn Fn(&str, Payload) -> bool) -> (
         for Candidate { name, is_ours, make } in candidates.filter(|one| is_wanted(one.name, payload)) {
             let start = make();
             // Twice: the first start of some makes what the next ones use.
-            if start() && start() {
+            if start().and_then(|_| start()).is_some() {
                 able.push(Contender { name, payload, is_ours, start });
             } else if !absent.contains(&name) {
                 absent.push(name);
@@ -109,16 +122,15 @@ struct Candidate<'a> {
 const NAME: &str = "NAME";
 
 /// A whole command.
-fn command(argv: Vec<String>, home: PathBuf) -> Start {
+fn command(place: &Place, argv: Vec<String>) -> Start {
     static NEXT: AtomicU64 = AtomicU64::new(0);
+    let (launchers, home) = (Arc::clone(&place.launchers), place.path("home").display().to_string());
     Box::new(move || {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("hotcell-bench-{}-{number}", std::process::id());
-        let words = argv[1..].iter().map(|word| if word == NAME { &name } else { word });
-        let mut command = Command::new(&argv[0]);
-        command.args(words).env("HOTCELL_HOME", &home);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        command.status().is_ok_and(|status| status.success())
+        let words: Vec<String> =
+            argv.iter().map(|word| if word == NAME { name.clone() } else { word.clone() }).collect();
+        launchers.run(&home, &words)
     })
 }
 
@@ -153,7 +165,7 @@ fn peers(place: &Place, payload: Payload) -> Vec<Candidate<'_>> {
     }
     let candidate = |(name, prefix): (&'static str, Vec<String>)| {
         let whole = if matches!(name, "crun" | "runc") { prefix } else { [prefix, argv.clone()].concat() };
-        Candidate { name, is_ours: false, make: Box::new(|| command(whole, place.path("home"))) }
+        Candidate { name, is_ours: false, make: Box::new(|| command(place, whole)) }
     };
     peers.into_iter().map(candidate).collect()
 }
@@ -234,7 +246,7 @@ fn ours(place: &Place, payload: Payload) -> Vec<Candidate<'_>> {
         let plan = plan.clone();
         move || -> Start {
             let pool = Pool::open(plan, POOLED, ahead).expect("a pool");
-            Box::new(move || pool.run().is_ok_and(|report| report.exit_code == Some(0)))
+            Box::new(move || timed(|| pool.run().is_ok_and(|report| report.exit_code == Some(0))))
         }
     };
     let (on_demand, pooled) = (pool(Ahead::Station), pool(Ahead::Cell));
@@ -253,9 +265,9 @@ fn ours(place: &Place, payload: Payload) -> Vec<Candidate<'_>> {
             Box::new(move || {
                 let taken = idle.lock().expect("nobody panicked").pop();
                 let mut session = taken.unwrap_or_else(&open);
-                let is_fine = session.exec(&exec).is_ok_and(|report| report.exit_code == Some(0));
+                let took = timed(|| session.exec(&exec).is_ok_and(|report| report.exit_code == Some(0)));
                 idle.lock().expect("nobody panicked").push(session);
-                is_fine
+                took
             })
         }
     };
@@ -266,7 +278,7 @@ fn ours(place: &Place, payload: Payload) -> Vec<Candidate<'_>> {
             let memory = tempfile::tempfile().expect("a file");
             let template = Arc::new(Template::warm(&warm, memory, template::PYTHON_TRIAL).expect("a template"));
             let pool = Pool::open(plan.from_template(template, 0), POOLED, ahead).expect("a pool");
-            Box::new(move || pool.run().is_ok_and(|report| report.exit_code == Some(0)))
+            Box::new(move || timed(|| pool.run().is_ok_and(|report| report.exit_code == Some(0))))
         }
     };
     let templates = if payload == Payload::Python {
@@ -281,9 +293,12 @@ fn ours(place: &Place, payload: Payload) -> Vec<Candidate<'_>> {
         let argv = argv.clone();
         move || -> Start {
             let session = Created::new(place, payload);
+            let hotcell = env!("CARGO_BIN_EXE_hotcell").to_owned();
+            let words = [hotcell, "exec".into(), "-q".into(), session.name.clone(), "--".into()];
+            let start = command(place, words.into_iter().chain(argv).collect());
             Box::new(move || {
-                let words = ["exec", "-q", &session.name, "--"].into_iter().chain(argv.iter().map(String::as_str));
-                session.hotcell(&words.collect::<Vec<_>>())
+                let _is_there = &session;
+                start()
             })
         }
     };
@@ -291,7 +306,7 @@ fn ours(place: &Place, payload: Payload) -> Vec<Candidate<'_>> {
         let hotcell = env!("CARGO_BIN_EXE_hotcell").to_owned();
         let mount = format!("{0}:{0}:ro", place.noop.display());
         let whole = [hotcell, "run".into(), "-q".into(), "--mount".into(), mount, "--".into()];
-        command(whole.into_iter().chain(argv).collect(), place.path("home"))
+        command(place, whole.into_iter().chain(argv).collect())
     };
     let mut all = vec![
         ours("hotcell, library, on demand", Box::new(on_demand)),
@@ -299,7 +314,7 @@ fn ours(place: &Place, payload: Payload) -> Vec<Candidate<'_>> {
         ours("hotcell, library, session", Box::new(session)),
         ours(
             "hotcell, library, cold",
-            Box::new(move || Box::new(move || plan.run().is_ok_and(|report| report.exit_code == Some(0)))),
+            Box::new(move || Box::new(move || timed(|| plan.run().is_ok_and(|report| report.exit_code == Some(0))))),
         ),
         Candidate { name: "hotcell run", is_ours: true, make: Box::new(whole) },
         Candidate { name: "hotcell exec", is_ours: true, make: Box::new(exec) },

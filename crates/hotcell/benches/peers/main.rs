@@ -13,6 +13,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, missing_docs)]
 
 mod contenders;
+mod launcher;
 mod memory;
 mod quiet;
 mod report;
@@ -66,6 +67,9 @@ impl Args {
 }
 
 fn main() {
+    if std::env::args().nth(1).as_deref() == Some(launcher::FLAG) {
+        return launcher::be_one();
+    }
     let args = Args::parse();
     let place = Place::new();
     let (contenders, absent) = contenders::all(&place, &|name, payload| args.wants(name, payload));
@@ -87,18 +91,27 @@ fn main() {
     }
 }
 
-/// Everybody once, then everybody once more.
+/// Everybody once, then everybody once more, in another order.
 fn latencies(contenders: &[Contender], gate: &mut Gate, rounds: usize) -> Vec<Latency> {
     let mut all: Vec<Latency> = contenders
         .iter()
         .map(|one| Latency { name: one.name, payload: one.payload, is_ours: one.is_ours, times: Vec::new() })
         .collect();
+    let mut order: Vec<usize> = (0..contenders.len()).collect();
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
     for round in 0..rounds {
-        for (one, latency) in contenders.iter().zip(&mut all) {
+        // In another order each time: nobody always comes after the one that leaves the machine cold.
+        for at in (1..order.len()).rev() {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            order.swap(at, usize::try_from(random % (at as u64 + 1)).expect("an index"));
+        }
+        for at in &order {
             // A sample that somebody disturbed is taken again, a few times.
-            let sample = (0..10).find_map(|_| gate.sample(&one.start));
-            if let Some((true, took)) = sample {
-                latency.times.push(took);
+            let sample = (0..10).find_map(|_| gate.sample(&contenders[*at].start));
+            if let Some(Some(took)) = sample {
+                all[*at].times.push(took);
             }
         }
         if round % 20 == 19 {
@@ -120,7 +133,7 @@ fn rates(contenders: &[Contender], seconds: f64) -> Vec<Rate> {
                 for _ in 0..n_launchers {
                     scope.spawn(|| {
                         while !is_over.load(Ordering::Relaxed) {
-                            if (one.start)() {
+                            if (one.start)().is_some() {
                                 n_started.fetch_add(1, Ordering::Relaxed);
                             }
                         }

@@ -37,14 +37,12 @@ impl Gate {
     }
 
     /// Runs something; none if niced work of others was seen meanwhile.
-    pub(crate) fn sample<T>(&mut self, run: impl FnOnce() -> T) -> Option<(T, Duration)> {
+    pub(crate) fn sample<T>(&mut self, run: impl FnOnce() -> T) -> Option<T> {
         self.wait();
         let before = self.niced();
-        let begun = Instant::now();
         let result = run();
-        let took = begun.elapsed();
         if self.niced() == before {
-            return Some((result, took));
+            return Some(result);
         }
         self.n_dropped += 1;
         None
