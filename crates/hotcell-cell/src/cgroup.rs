@@ -157,6 +157,8 @@ pub struct Group {
     counters: Counters,
     /// What was counted before what is in it now.
     before: Sample,
+    /// What was counted when the last command ended.
+    last: Cell<Option<Sample>>,
     is_used_up: Cell<bool>,
     is_released: Cell<bool>,
 }
@@ -260,7 +262,19 @@ impl Group {
         let directories = std::mem::take(&mut made.0);
         let (limits_now, limits) = (limits.clone(), limits.clone());
         let (before, is_used_up, is_released) = (Sample::default(), Cell::new(false), Cell::new(false));
-        Ok(Group { place, limits, limits_now, directories, unified, doors, counters, before, is_used_up, is_released })
+        Ok(Group {
+            place,
+            limits,
+            limits_now,
+            directories,
+            unified,
+            doors,
+            counters,
+            before,
+            last: Cell::new(None),
+            is_used_up,
+            is_released,
+        })
     }
 
     /// What a cell's init needs: of each v1 group `tasks` to enter it and the list to see itself in it; then the unified
@@ -312,7 +326,8 @@ impl Group {
     pub(crate) fn begin(&mut self, limits: &Limits) -> Result<(), NoGroup> {
         self.limit(limits)?;
         let is_lowered = self.counters.lower_memory_peak();
-        let now = self.counters.read();
+        // Since the last one ended, nobody but init has run.
+        let now = self.last.take().unwrap_or_else(|| self.counters.read());
         self.before = Sample { memory_peak: now.memory_peak.filter(|_| !is_lowered), ..now };
         Ok(())
     }
@@ -337,7 +352,17 @@ impl Group {
     /// What the kernel has counted so far of the cell that is in it, or of its command. A peak that is not above an
     /// earlier one is not known.
     pub fn sample(&self) -> Sample {
+        self.since_before(self.counters.read())
+    }
+
+    /// The same when a command has ended: where the next one begins.
+    pub(crate) fn sample_at_end(&self) -> Sample {
         let now = self.counters.read();
+        self.last.set(Some(now));
+        self.since_before(now)
+    }
+
+    fn since_before(&self, now: Sample) -> Sample {
         let risen = |now: Option<u64>, before: Option<u64>| now.filter(|now| before.is_none_or(|before| *now > before));
         Sample {
             memory_peak: risen(now.memory_peak, self.before.memory_peak),

@@ -395,7 +395,7 @@ impl Builder {
             cwd,
             env,
             identity,
-            view: entries,
+            view: entries.into(),
             workspace,
             guarded,
             writable,
@@ -404,7 +404,7 @@ impl Builder {
             omitted_rules: self.omit_rules.clone(),
             require: self.require.clone(),
             allow_missing: self.allow_missing.clone(),
-            host: host.clone(),
+            host: Arc::new(host.clone()),
             beginning: None,
         };
         let (count, most) = (launch::owners(&plan).len(), launch::OWNERS_MAX);
@@ -705,7 +705,7 @@ pub struct Plan {
     pub(crate) cwd: PathBuf,
     pub(crate) env: BTreeMap<OsString, OsString>,
     pub(crate) identity: Identity,
-    pub(crate) view: Vec<Entry>,
+    pub(crate) view: Arc<[Entry]>,
     pub(crate) workspace: Option<Workspace>,
     pub(crate) guarded: Vec<GuardedTree>,
     /// Directories and files of the host that the cell writes in place.
@@ -715,7 +715,7 @@ pub struct Plan {
     pub(crate) omitted_rules: BTreeSet<&'static str>,
     pub(crate) require: BTreeSet<Wall>,
     pub(crate) allow_missing: BTreeSet<Wall>,
-    pub(crate) host: Host,
+    pub(crate) host: Arc<Host>,
     /// What its command goes on from, instead of being executed.
     pub(crate) beginning: Option<Beginning>,
 }
@@ -731,7 +731,7 @@ impl Plan {
             cwd: PathBuf::new(),
             env: BTreeMap::new(),
             identity,
-            view: Vec::new(),
+            view: Arc::default(),
             workspace: None,
             guarded: Vec::new(),
             writable: Vec::new(),
@@ -740,7 +740,7 @@ impl Plan {
             omitted_rules: BTreeSet::new(),
             require: BTreeSet::new(),
             allow_missing: BTreeSet::new(),
-            host: host.clone(),
+            host: Arc::new(host.clone()),
             beginning: None,
         }
     }

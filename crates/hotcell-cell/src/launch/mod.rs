@@ -80,7 +80,7 @@ const AT_FDCWD: i32 = libc::AT_FDCWD;
 pub(crate) fn owners(plan: &Plan) -> Vec<Owner> {
     let mut owners = Vec::new();
     if plan.identity == Identity::Fresh && plan.asks_for(Wall::Root) && plan.asks_for(Wall::Id) {
-        for entry in &plan.view {
+        for entry in plan.view.iter() {
             let owner = match entry {
                 Entry::Bind { owner: Some(owner), .. } | Entry::Overlay { owner, .. } | Entry::Guard { owner, .. } => {
                     *owner

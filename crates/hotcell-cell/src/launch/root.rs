@@ -248,7 +248,7 @@ impl Writer<'_> {
     /// host's own paths still mean what the plan meant.
     fn open_sources(&mut self) -> BTreeMap<PathBuf, Slot> {
         let mut sources = BTreeMap::new();
-        for entry in &self.plan.view {
+        for entry in self.plan.view.iter() {
             let (source, target, writable, device, owner, directory) = match entry {
                 Entry::Bind { source, target, writable, device, owner, directory, .. } => {
                     (source, target, *writable, *device, *owner, *directory)

@@ -458,7 +458,7 @@ impl<'a> Supervisor<'a> {
 
     /// Reads the last numbers, reaps, and decides the outcome.
     pub(super) fn collect(mut self, isolation: Isolation, observer: &mut dyn Observer) -> Result<Report, RunError> {
-        let sample = self.station.group().map(Group::sample);
+        let sample = self.station.group().map(Group::sample_at_end);
         self.scan.next = Instant::now();
         let disk_exceeded = self.disk_exceeded();
         let usage = match self.usage {
