@@ -141,6 +141,13 @@ pub enum NoGroup {
     },
 }
 
+impl NoGroup {
+    /// Whether there is one of this name already.
+    pub(crate) fn is_taken(&self) -> bool {
+        matches!(self, NoGroup::Refused { source, .. } if source.kind() == io::ErrorKind::AlreadyExists)
+    }
+}
+
 /// The group of one cell.
 #[derive(Debug)]
 pub struct Group {

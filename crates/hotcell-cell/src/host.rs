@@ -159,15 +159,11 @@ impl Host {
         let caps = u64::from_str_radix(line(&status, "CapEff:"), 16).unwrap_or(0);
         let last_cap = proc_file("/proc/sys/kernel/cap_last_cap").ok().and_then(|text| text.trim().parse().ok());
         let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
-        let account = passwd
-            .lines()
-            .map(|line| line.split(':').collect::<Vec<_>>())
-            .find(|fields| matches!(fields[..], [_, _, id, ..] if id.parse() == Ok(uid)));
+        let account = account(&passwd, uid);
         let accounts = passwd.lines().filter_map(|line| line.split(':').nth(5));
         let homes = accounts.map(PathBuf::from).filter(|home| home.components().count() > 1).collect();
         let id_map = proc_file("/proc/self/uid_map")?;
-        let home = env.get(OsStr::new("HOME")).map(PathBuf::from);
-        let home = home.or_else(|| account.as_ref().and_then(|fields| fields.get(5)).map(PathBuf::from));
+        let home = env.get(OsStr::new("HOME")).map(PathBuf::from).or_else(|| home_of(account.as_deref()));
         let staging = STAGING.iter().map(Path::new).find(|path| path.is_dir());
         Ok(Host {
             uid,
@@ -201,6 +197,22 @@ impl Host {
     pub fn is_system(&self, path: &Path) -> bool {
         self.system.iter().any(|system| path.starts_with(&system.path))
     }
+}
+
+/// The home directory of this process's user by the list of accounts: for those who need nothing else of this machine.
+pub fn account_home() -> Option<PathBuf> {
+    let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    home_of(account(&passwd, rustix::process::geteuid().as_raw()).as_deref())
+}
+
+/// The fields of a user's line.
+fn account(passwd: &str, uid: u32) -> Option<Vec<&str>> {
+    let lines = passwd.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    lines.into_iter().find(|fields| matches!(fields[..], [_, _, id, ..] if id.parse() == Ok(uid)))
+}
+
+fn home_of(account: Option<&[&str]>) -> Option<PathBuf> {
+    account.and_then(|fields| fields.get(5)).map(PathBuf::from)
 }
 
 fn proc_file(path: &'static str) -> Result<String, HostError> {

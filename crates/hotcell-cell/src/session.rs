@@ -26,8 +26,13 @@ pub struct Session {
 }
 
 impl Session {
-    /// Builds and proves a cell of a plan; see [`crate::Builder::plan_session`]. `name` is that of its cgroup.
-    pub fn open(plan: Plan, name: &str, observer: &mut dyn Observer) -> Result<Session, RunError> {
+    /// Builds and proves a cell of a plan; see [`crate::Builder::plan_session`].
+    pub fn open(plan: Plan, observer: &mut dyn Observer) -> Result<Session, RunError> {
+        Session::open_as(plan, &group_name("hotcell-session"), observer)
+    }
+
+    /// The same, with a name for its cgroup that nobody else has; see [`Plan::traces`].
+    pub fn open_as(plan: Plan, name: &str, observer: &mut dyn Observer) -> Result<Session, RunError> {
         let since = now();
         let mut plan = plan;
         loop {
@@ -86,18 +91,6 @@ impl Session {
         remote: Option<&RemoteEnd>,
     ) -> Result<Report, RunError> {
         self.station.exec((&self.cell, &self.plan), plan, &mut Some(stdin), observer, remote)
-    }
-
-    /// Opens a session for one command, a plan's own, and closes it: what a session does to a command, by itself.
-    pub fn run_once(plan: Plan) -> Result<Report, RunError> {
-        let mut session = Session::open(plan, &group_name("hotcell-session"), &mut Memory::default())?;
-        let plan = session.plan.clone();
-        let mut memory = Memory::default();
-        let mut report = session.exec_with(&plan, Stdin::Null, &mut memory, None)?;
-        memory.give(&mut report);
-        let left = session.close(&mut Memory::default())?;
-        (report.changes, report.control) = (left.changes, left.control);
-        Ok(report)
     }
 
     /// The pid of its init.

@@ -137,7 +137,7 @@ impl Gate {
         let mut nobody = Nobody;
         let mut recorder = admitted.recorder(plan, &mut nobody)?;
         recorder.turn = Some(turn);
-        match Session::open(plan.clone(), &admitted.group, &mut recorder) {
+        match Session::open_as(plan.clone(), &admitted.group, &mut recorder) {
             Ok(session) => {
                 drop(recorder);
                 admitted.record.isolation = Some((&session.isolation()).into());

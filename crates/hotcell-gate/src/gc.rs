@@ -20,6 +20,7 @@ use crate::lock::HomeLock;
 use crate::pack::{Packs, Recovered};
 use crate::queue;
 use crate::record::Runs;
+use crate::session::Sessions;
 
 /// One thing that was left.
 #[derive(Clone, Debug)]
@@ -101,6 +102,7 @@ pub fn survey(home: &Home, temporary: &Path) -> Vec<Leftover> {
     found.extend(queue::left_tickets(home).into_iter().map(Leftover::Draft));
     found.extend(scratch(home.path(), "doctor-"));
     found.extend(scratch(&home.path().join("templates"), "draft-"));
+    found.extend(Sessions::of(home).left().into_iter().map(Leftover::Scratch));
     found.extend(scratch(temporary, "hotcell-selftest-"));
     found
 }

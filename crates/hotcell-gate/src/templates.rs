@@ -11,8 +11,9 @@
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use hotcell_base::exact::hex;
 use hotcell_cell::template::{Snapshot, Source, Template, TemplateError};
@@ -53,7 +54,7 @@ impl Templates {
     /// The template for which `parts` say all that it depends on beside its files; if there is none, it is made.
     pub fn get(
         &self,
-        parts: &[&[u8]],
+        parts: &[Vec<u8>],
         make: impl FnOnce(File) -> Result<Template, TemplateError>,
     ) -> Result<Found, TemplateError> {
         let name = name(parts);
@@ -67,9 +68,9 @@ impl Templates {
             .mode(0o700)
             .create(&self.directory)
             .map_err(failed("a place for templates cannot be made"))?;
-        self.forget_other_boots();
+        self.make_room();
         let draft = Draft::new(&self.directory).map_err(failed("a place for the template cannot be made"))?;
-        let memory = File::options().read(true).write(true).create_new(true).open(draft.0.join("memory"));
+        let memory = File::options().read(true).write(true).create_new(true).mode(0o600).open(draft.0.join("memory"));
         let template = make(memory.map_err(failed("the template's memory cannot be kept"))?)?;
         let kept = Kept { sources: template.sources().to_vec(), snapshot: template.snapshot().clone() };
         let text = serde_json::to_vec(&kept).expect("plain data");
@@ -81,18 +82,27 @@ impl Templates {
         Ok(Found { template, is_kept: false })
     }
 
-    /// What was in memory before the machine was started is of no use any more.
-    fn forget_other_boots(&self) {
+    /// Removes what was in memory before the machine was started, which is of no use any more, and what was used longest
+    /// ago, if there are many.
+    fn make_room(&self) {
         let ours = boot();
-        for entry in fs::read_dir(&self.directory).into_iter().flatten().flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if !name.starts_with("draft-") && !name.starts_with(&ours) {
-                // What cannot be removed now is tried again by the next.
-                let _later = fs::remove_dir_all(entry.path());
-            }
+        let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten().map(|entry| entry.path());
+        let is_of = |path: &PathBuf, start: &str| {
+            path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(start))
+        };
+        let kept = entries.filter(|path| !is_of(path, "draft-"));
+        let (mut now, before): (Vec<PathBuf>, Vec<PathBuf>) = kept.partition(|path| is_of(path, &ours));
+        let used = |path: &PathBuf| fs::metadata(path.join("template.json")).and_then(|file| file.modified()).ok();
+        now.sort_by_key(|path| std::cmp::Reverse(used(path)));
+        for path in before.iter().chain(now.iter().skip(KEPT_MAX - 1)) {
+            // What cannot be removed now is tried again by the next.
+            let _later = fs::remove_dir_all(path);
         }
     }
 }
+
+/// So many templates are kept.
+const KEPT_MAX: usize = 16;
 
 /// The template in a directory, if there is one and nothing it was made of has changed.
 fn load(path: &Path) -> Option<Template> {
@@ -101,6 +111,11 @@ fn load(path: &Path) -> Option<Template> {
         return None;
     }
     let memory = plain::open(&path.join("memory")).ok()?;
+    // What is used stays longest; one of which that cannot be noted is as good.
+    let _as_before = File::options()
+        .write(true)
+        .open(path.join("template.json"))
+        .and_then(|file| file.set_modified(SystemTime::now()));
     Template::load(kept.snapshot, memory, kept.sources).ok()
 }
 
@@ -108,11 +123,11 @@ fn boot() -> String {
     boot_id().chars().take(8).collect()
 }
 
-fn name(parts: &[&[u8]]) -> String {
+fn name(parts: &[Vec<u8>]) -> String {
     let mut digest = Sha256::new();
     let kernel = rustix::system::uname();
     let always = [kernel.release().to_bytes(), kernel.version().to_bytes(), env!("CARGO_PKG_VERSION").as_bytes()];
-    for part in always.iter().chain(parts) {
+    for part in always.into_iter().chain(parts.iter().map(Vec::as_slice)) {
         digest.update((part.len() as u64).to_le_bytes());
         digest.update(part);
     }

@@ -21,7 +21,7 @@ use libc::{c_int, c_long, c_void};
 use serde::{Deserialize, Serialize};
 
 use crate::program::{Arg, Expect, Program, Slot, Stage};
-use crate::wire::{COMMAND_BASE, MEMORY_END, PARKING, ROOM, STUB_BASE};
+use crate::wire::{COMMAND_BASE, MEMORY_END, PARKING, PAYLOAD_CONTROL_FD, ROOM, STUB_BASE};
 
 const PAGE: u64 = 4096;
 const SIGNALS: usize = 64;
@@ -36,6 +36,12 @@ pub enum SnapshotError {
     /// It has more than one thread.
     #[error("it has {0} threads; only one can be carried over")]
     Threads(usize),
+    /// It has processes of its own.
+    #[error("it has started processes that still run; only itself can be carried over")]
+    Children,
+    /// It has more in memory than may be kept.
+    #[error("it has more than {0} bytes in memory, which is the most that is carried over")]
+    TooLarge(u64),
     /// It has a file open.
     #[error("it has `{path}` open as descriptor {fd}; only the three streams can be carried over")]
     Open {
@@ -129,8 +135,19 @@ pub fn request() -> File {
 }
 
 impl Snapshot {
-    /// Takes down a process that stands still, and writes its memory to a file. It stands still afterwards.
-    pub fn take(pid: i32, memory: &File) -> Result<Snapshot, SnapshotError> {
+    /// Takes down a process that stands still, the child of `parent`, and writes its memory to a file, but not more than
+    /// `most` bytes. It stands still afterwards.
+    pub fn take(pid: i32, parent: i32, memory: &File, most: u64) -> Result<Snapshot, SnapshotError> {
+        // First: from here on it neither runs nor is its pid another's.
+        let tracee = Tracee::seize(pid)?;
+        if stat(pid).map_err(failed("looked at"))?.field(4) != u64::try_from(parent).unwrap_or(0) {
+            let source = io::Error::other("its pid is another's by now");
+            return Err(SnapshotError::Trace { what: "traced", source });
+        }
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).map_err(failed("looked at"))?;
+        if !children.trim().is_empty() {
+            return Err(SnapshotError::Children);
+        }
         let n_threads = fs::read_dir(format!("/proc/{pid}/task")).map_err(failed("looked at"))?.count();
         if n_threads != 1 {
             return Err(SnapshotError::Threads(n_threads));
@@ -142,7 +159,6 @@ impl Snapshot {
                 return Err(SnapshotError::Open { fd, path });
             }
         }
-        let tracee = Tracee::seize(pid)?;
         let registers = tracee.registers()?;
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).map_err(failed("looked at"))?;
         let mut snapshot = Snapshot {
@@ -161,8 +177,8 @@ impl Snapshot {
             files: Vec::new(),
             written: Vec::new(),
         };
-        let mut copy =
-            Copy { from: File::open(format!("/proc/{pid}/mem")).map_err(failed("read"))?, to: memory, at: 0 };
+        let from = File::open(format!("/proc/{pid}/mem")).map_err(failed("read"))?;
+        let mut copy = Copy { from, to: memory, at: 0, most };
         for line in maps.lines() {
             snapshot.add(line, &mut copy)?;
         }
@@ -171,9 +187,10 @@ impl Snapshot {
     }
 
     fn add(&mut self, line: &str, copy: &mut Copy<'_>) -> Result<(), SnapshotError> {
-        let mut words = line.split_ascii_whitespace();
+        // Five words, and a name that may hold anything.
+        let mut words = line.splitn(6, ' ');
         let (range, rights) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
-        let name = words.nth(3).unwrap_or("");
+        let name = words.nth(3).unwrap_or("").trim_start();
         let number = |text: &str| u64::from_str_radix(text, 16).unwrap_or(0);
         let (start, end) = range.split_once('-').map_or((0, 0), |(start, end)| (number(start), number(end)));
         if name == "[vsyscall]" || end > MEMORY_END {
@@ -200,7 +217,7 @@ impl Snapshot {
             return Err(SnapshotError::Address(start));
         }
         let protection = u8::from(has(b'r')) | u8::from(has(b'w')) << 1 | u8::from(has(b'x')) << 2;
-        let offset = if protection == 0 { None } else { copy.region(start, end).map_err(failed("copied"))? };
+        let offset = if protection == 0 { None } else { copy.region(start, end)? };
         let region = Region { start, end, protection, offset };
         // What lies side by side, here and in the file, is mapped by one call.
         match self.regions.last_mut() {
@@ -280,7 +297,7 @@ impl Snapshot {
         }
         self.set_kernel_state(&mut out, layout);
         if let Some(first) = first_closed {
-            out.call(libc::SYS_close_range, &[first.into(), u64::from(u32::MAX).into(), 0.into()]);
+            out.close_from(first);
         }
         let frame = self.frame(out.program);
         out.program.resume(Stage::Payload, label.clone(), frame);
@@ -407,15 +424,27 @@ impl Region {
     }
 }
 
-/// What the kernel knows of what is where in a process's memory, in the order of `struct prctl_mm_map`.
-fn layout(pid: i32) -> io::Result<[u64; 11]> {
+/// The numbers of `/proc/PID/stat`.
+struct Stat(Vec<u64>);
+
+impl Stat {
+    /// By its number in the kernel's documentation; 0 if it is none.
+    fn field(&self, number: usize) -> u64 {
+        self.0.get(number - 3).copied().unwrap_or(0)
+    }
+}
+
+fn stat(pid: i32) -> io::Result<Stat> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // After the name, which may hold anything, the third field comes first.
-    let fields: Vec<u64> = stat
-        .rsplit_once(')')
-        .map(|(_, rest)| rest.split_ascii_whitespace().map(|field| field.parse().unwrap_or(0)).collect())
-        .unwrap_or_default();
-    let field = |number: usize| fields.get(number - 3).copied().unwrap_or(0);
+    let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    Ok(Stat(rest.split_ascii_whitespace().map(|field| field.parse().unwrap_or(0)).collect()))
+}
+
+/// What the kernel knows of what is where in a process's memory, in the order of `struct prctl_mm_map`.
+fn layout(pid: i32) -> io::Result<[u64; 11]> {
+    let stat = stat(pid)?;
+    let field = |number| stat.field(number);
     let heap = fs::read_to_string(format!("/proc/{pid}/maps"))?;
     let heap = heap.lines().find(|line| line.ends_with("[heap]")).and_then(|line| line.split(['-', ' ']).nth(1));
     let start_brk = field(47);
@@ -447,6 +476,18 @@ impl<L: Clone> Writer<'_, L> {
         self.program.call(Stage::Payload, self.label.clone(), number, args, Expect::Ok).ignore();
     }
 
+    /// Closes every descriptor from this one on; the last to go is the one that tells of a failure.
+    fn close_from(&mut self, first: i32) {
+        let kept = PAYLOAD_CONTROL_FD;
+        for (first, last) in [(first, kept - 1), (kept + 1, i32::MAX)] {
+            self.call(libc::SYS_close_range, &[first.into(), last.into(), 0.into()]);
+            let args = [first.into(), libc::F_GETFD.into()];
+            let expect = Expect::Fails(&[libc::EBADF]);
+            self.program.call(Stage::Payload, self.label.clone(), libc::SYS_fcntl, &args, expect).ignore();
+        }
+        self.call(libc::SYS_close, &[kept.into()]);
+    }
+
     fn relocate(&mut self, from: Arg, to: u64, len: u64) {
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
         self.call(libc::SYS_mremap, &[from, len.into(), len.into(), flags.into(), to.into()]);
@@ -458,11 +499,20 @@ struct Copy<'a> {
     from: File,
     to: &'a File,
     at: u64,
+    most: u64,
 }
 
 impl Copy<'_> {
     /// Where in the file it went; none if it is all zeroes.
-    fn region(&mut self, start: u64, end: u64) -> io::Result<Option<u64>> {
+    fn region(&mut self, start: u64, end: u64) -> Result<Option<u64>, SnapshotError> {
+        // What is reserved and never used is large as well, and takes as long to look through.
+        if self.at + (end - start) > self.most {
+            return Err(SnapshotError::TooLarge(self.most));
+        }
+        self.copy(start, end).map_err(failed("copied"))
+    }
+
+    fn copy(&mut self, start: u64, end: u64) -> io::Result<Option<u64>> {
         const CHUNK: usize = 1 << 20;
         let mut buffer = vec![0; CHUNK];
         let (begun, mut is_empty) = (self.at, true);

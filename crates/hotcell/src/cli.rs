@@ -478,13 +478,13 @@ pub(crate) struct SelftestArgs {
 pub(crate) enum CellsArg {
     /// Each from nothing, as by `hotcell run`
     Run,
-    /// Each when it is asked for, from what a pool has ready
+    /// Each when it is asked for, from what a pool has ready; what writes in place is run on its own
     OnDemand,
-    /// Each before it is asked for, by a pool
+    /// Each before it is asked for, by a pool; what writes in place is run on its own
     Pool,
     /// Each for more than one command, as by `hotcell create`
     Session,
-    /// Each from nothing, for a program that is loaded already
+    /// Each from nothing, for a probe that is loaded already; other programs are run as they are
     Template,
 }
 

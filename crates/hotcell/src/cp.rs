@@ -86,7 +86,7 @@ impl Place {
 }
 
 /// What was copied.
-#[derive(Default)]
+#[derive(Default, Debug)]
 struct Copied {
     n_files: u64,
     n_bytes: u64,
@@ -115,6 +115,7 @@ impl Copied {
     }
 }
 
+#[derive(Debug)]
 struct Failed {
     path: PathBuf,
     source: io::Error,
@@ -126,8 +127,8 @@ fn failed(path: &Path) -> impl Fn(io::Error) -> Failed {
 }
 
 fn enter(home: &Home, session: &str) -> Result<Inside, Failure> {
-    let (root, owner) = Client::connect(home, session)?.root()?;
-    Inside::new(root, owner).map_err(|source| Failure::Io {
+    let (root, owner, directory) = Client::connect(home, session)?.root()?;
+    Inside::new(root, owner, directory).map_err(|source| Failure::Io {
         message: format!("cannot enter the session `{}`", shown(session)),
         hint: Some("see whether it is there: hotcell ls --sessions".to_owned()),
         source,
@@ -139,10 +140,12 @@ type Deed = Box<dyn FnOnce(&OwnedFd) + Send>;
 /// The inside of a session, as its guest sees it.
 struct Inside {
     deeds: Sender<Deed>,
+    /// Where paths that do not begin at the root begin.
+    directory: PathBuf,
 }
 
 impl Inside {
-    fn new(root: OwnedFd, owner: u32) -> io::Result<Inside> {
+    fn new(root: OwnedFd, owner: u32, directory: PathBuf) -> io::Result<Inside> {
         let (deeds, to_do) = mpsc::channel::<Deed>();
         let (entered, is_entered) = mpsc::channel();
         std::thread::Builder::new().spawn(move || {
@@ -165,7 +168,7 @@ impl Inside {
             }
         })?;
         is_entered.recv().map_err(io::Error::other)??;
-        Ok(Inside { deeds })
+        Ok(Inside { deeds, directory })
     }
 
     /// Does something with the guest's rights and no others.
@@ -180,7 +183,7 @@ impl Inside {
 
     /// Opens a path of the guest's; no link in it leads out of the root, and none is followed at its end.
     fn open(&self, path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
-        let path = path.to_owned();
+        let path = self.directory.join(path);
         self.act(move |root| {
             let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
             let wait = if flags.contains(OFlags::PATH) { OFlags::empty() } else { OFlags::NONBLOCK };
@@ -430,4 +433,28 @@ fn stays_within(below: &Path, target: &Path) -> bool {
         }
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_copied_is_bounded_in_bytes_and_in_files() {
+        let mut copied = Copied { n_bytes: BYTES_MAX - 1, ..Copied::default() };
+        assert!(copied.count(Path::new("a"), 1).is_ok());
+        assert!(copied.count(Path::new("b"), 1).is_err());
+        let mut copied = Copied { n_files: FILES_MAX - 1, ..Copied::default() };
+        assert!(copied.count(Path::new("a"), 0).is_ok());
+        assert!(copied.count(Path::new("b"), 0).is_err());
+    }
+
+    #[test]
+    fn a_link_stays_within_only_if_nothing_could_lead_it_out() {
+        let stays = |below: &str, target: &str| stays_within(Path::new(below), Path::new(target));
+        assert!(stays("a", "b") && stays("d/a", "../b") && stays("a", "d/e"));
+        assert!(!stays("a", "/b") && !stays("a", "../b") && !stays("d/a", "../../b"));
+        // What is gone down through may be a link itself.
+        assert!(!stays("a", "d/../b") && !stays("d/e/a", "x/../../../y"));
+    }
 }

@@ -19,6 +19,12 @@ pub(crate) fn text(plan: &Plan, args: &RunArgs) -> String {
     let argv: Vec<String> = plan.argv().iter().map(|argument| quoted(&shown(argument.as_bytes()))).collect();
     line("command", argv.join(" "));
     line("executable", executable(plan));
+    if let Some(template) = &args.template {
+        line(
+            "template",
+            format!("{} with {} loaded", shown(template), crate::screen::count(args.import.len(), "module")),
+        );
+    }
     line("directory", shown(plan.cwd().as_os_str().as_bytes()));
     line("identity", identity(plan));
     line(

@@ -18,13 +18,12 @@ mod sessions;
 mod tee;
 mod template;
 
-use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use hotcell_cell::Host;
+use hotcell_cell::{Host, HostError, host};
 use hotcell_gate::Home;
 
 use crate::cli::{Cli, Command};
@@ -62,7 +61,7 @@ fn others(cli: &Cli) -> Result<u8, Failure> {
     if let Command::Selftest(args) = &cli.command {
         return selftest::selftest(&host, args);
     }
-    let home = HomePlace::find(cli.home.clone(), &host)?.open()?;
+    let home = HomePlace::find(cli.home.clone())?.open()?;
     match &cli.command {
         Command::Ls(args) if args.sessions => sessions::ls(&home, args)?,
         Command::Ls(args) => runs::ls(&home, args)?,
@@ -114,11 +113,6 @@ fn report(failure: &Failure) {
     screen::note(&text);
 }
 
-/// The home, for those who need nothing else of this machine.
-pub(crate) fn home_only(flag: Option<PathBuf>) -> Result<Home, Failure> {
-    HomePlace::find(flag, &Host::probe(std::env::vars_os())?)?.open()
-}
-
 /// Where runs are kept.
 pub(crate) struct HomePlace {
     pub(crate) path: PathBuf,
@@ -130,17 +124,18 @@ pub(crate) struct HomePlace {
 
 impl HomePlace {
     /// `--home`, `HOTCELL_HOME`, the nearest `.hotcell/` upward, or the user's data directory.
-    pub(crate) fn find(flag: Option<PathBuf>, host: &Host) -> Result<HomePlace, Failure> {
-        let variable = |name: &str| host.env.get(OsStr::new(name)).filter(|value| !value.is_empty()).map(PathBuf::from);
+    pub(crate) fn find(flag: Option<PathBuf>) -> Result<HomePlace, Failure> {
+        let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let cwd = std::env::current_dir().map_err(HostError::NoCwd)?;
         // A sticky one is the place of a decoy, for as long as a cell runs there.
         let is_home = |path: &PathBuf| path.metadata().is_ok_and(|file| file.is_dir() && file.mode() & 0o1000 == 0);
-        let upward = || host.cwd.ancestors().map(|directory| directory.join(".hotcell")).find(is_home);
+        let upward = || cwd.ancestors().map(|directory| directory.join(".hotcell")).find(is_home);
         // The specification says to ignore a relative one.
         let base = variable("XDG_DATA_HOME").filter(|path| path.is_absolute());
-        let base =
-            base.or_else(|| host.home.as_ref().filter(|home| home.is_dir()).map(|home| home.join(".local/share")));
+        let of_user = || std::env::var_os("HOME").map(PathBuf::from).or_else(host::account_home);
+        let base = base.or_else(|| of_user().filter(|home| home.is_dir()).map(|home| home.join(".local/share")));
         let known = base.as_ref().map(|base| base.join("hotcell-homes"));
-        let named = flag.or_else(|| variable("HOTCELL_HOME")).map(|path| host.cwd.join(path));
+        let named = flag.or_else(|| variable("HOTCELL_HOME")).map(|path| cwd.join(path));
         if let Some(path) = named {
             return Ok(HomePlace { path, is_discovered: false, known });
         }

@@ -11,6 +11,7 @@ use hotcell_base::text::shown;
 use hotcell_base::{Bytes, Outcome};
 use hotcell_cell::report::Timings;
 use hotcell_cell::{Builder, Cell, Host, Mode, MountRequest, Plan, RemoteEnd, Stdin, Wall, remote};
+use hotcell_gate::record::Kind;
 use hotcell_gate::{Gate, GateError, Home, Record, Request};
 use hotcell_sys::signals::EndSignals;
 
@@ -56,7 +57,7 @@ pub(crate) fn refusal(failure: &Failure) -> String {
 
 fn try_run(args: &RunArgs, home: Option<PathBuf>) -> Result<u8, Failure> {
     let host = Host::probe(std::env::vars_os())?;
-    let home_place = crate::HomePlace::find(home, &host)?;
+    let home_place = crate::HomePlace::find(home)?;
     // A home that is not there yet has nothing to hide.
     let home_path = std::fs::canonicalize(&home_place.path).unwrap_or_else(|_| home_place.path.clone());
     if args.explain {
@@ -163,7 +164,7 @@ pub(crate) fn always_allowed_missing() -> Result<Vec<Wall>, Failure> {
 }
 
 /// `SRC:DST`, `SRC:DST:rw` or `SRC:DST:ro`.
-fn mount_request(text: &OsStr) -> Result<MountRequest, Failure> {
+pub(crate) fn mount_request(text: &OsStr) -> Result<MountRequest, Failure> {
     let bytes = text.as_bytes();
     let (bytes, writable) = match (bytes.strip_suffix(b":rw"), bytes.strip_suffix(b":ro")) {
         (Some(rest), _) => (rest, true),
@@ -255,7 +256,8 @@ pub(crate) fn ending(record: &Record) -> String {
         text.push_str(&format!("\n         output truncated: {total} came in all"));
     }
     let workspace = &record.workspace;
-    if workspace.mode == "cow" {
+    // What commands of a session change adds up; the session's own record has it.
+    if workspace.mode == "cow" && record.kind != Kind::Exec {
         let n = workspace.changed_count;
         let more = if workspace.changed_unknown { " or more" } else { "" };
         text.push_str(&format!(

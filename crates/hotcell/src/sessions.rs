@@ -100,7 +100,7 @@ fn try_be_host(args: &CreateArgs, home: Option<PathBuf>) -> Result<(), Failure> 
     // A session of its own: no terminal's signals, and none of its end.
     let _leader_already = rustix::process::setsid();
     let host = Host::probe(std::env::vars_os())?;
-    let place = crate::HomePlace::find(home, &host)?;
+    let place = crate::HomePlace::find(home)?;
     let plan = |home: &std::path::Path| -> Result<_, Failure> {
         let builder = run::builder(&args.cell, &args.start, home)?.limits(args.limits.limits());
         let builder = args.with.iter().fold(builder, |builder, program| builder.tool(program));
@@ -175,7 +175,7 @@ pub(crate) fn exec(args: &ExecArgs, home: Option<PathBuf>) -> u8 {
 }
 
 fn try_exec(args: &ExecArgs, home: Option<PathBuf>) -> Result<u8, Failure> {
-    let home = crate::home_only(home)?;
+    let home = crate::HomePlace::find(home)?.open()?;
     let null = || std::fs::OpenOptions::new().read(true).write(true).open("/dev/null").map(OwnedFd::from);
     let unusable = |source| Failure::Io { message: "cannot open /dev/null".to_owned(), hint: None, source };
     let stdin = match run::stdin(&args.stdin)? {
@@ -247,14 +247,14 @@ pub(crate) fn ls(home: &Home, args: &LsArgs) -> Result<(), Failure> {
         let left = |ms: u64| {
             let unit = match ms {
                 0..600_000 => 1,
-                600_000..36_000_000 => 60,
+                600_000..7_200_000 => 60,
                 _ => 3600,
             };
             show_duration(Duration::from_secs(ms / 1000 / unit * unit))
         };
         rows.push(vec![
             known.name.clone(),
-            known.run_id.as_ref().map(ToString::to_string).unwrap_or_default(),
+            known.run_id.to_string(),
             status.n_commands.to_string(),
             status.idle_left_ms.map(left).unwrap_or_default(),
             left(status.life_left_ms),

@@ -1,18 +1,20 @@
 //! `hotcell run --template`: runs that begin from a program that is loaded already.
 
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use hotcell_base::Bytes;
+use hotcell_base::text::shown;
 use hotcell_cell::template::{self, Template};
-use hotcell_cell::{Cell, Host, Plan};
+use hotcell_cell::{Builder, Cell, Host, Mode, MountRequest, Plan};
 use hotcell_gate::record::TemplateRecord;
 use hotcell_gate::{Home, Templates};
 
 use crate::cli::RunArgs;
 use crate::error::Failure;
-use crate::screen;
+use crate::{run, screen};
 
 /// The program that a template is of.
 pub(crate) fn program(name: &str) -> Result<String, Failure> {
@@ -21,7 +23,7 @@ pub(crate) fn program(name: &str) -> Result<String, Failure> {
         "python" => Ok("python3".to_owned()),
         _ if file.starts_with("python") => Ok(name.to_owned()),
         _ => Err(Failure::Usage {
-            message: format!("there is no template of `{}`", hotcell_base::text::shown(name)),
+            message: format!("there is no template of `{}`", shown(name)),
             hint: "there is one of Python: hotcell run --template python -- SCRIPT".to_owned(),
         }),
     }
@@ -35,18 +37,8 @@ pub(crate) fn begin(
     plan: Plan,
 ) -> Result<(Plan, Option<TemplateRecord>), Failure> {
     let Some(name) = &args.template else { return Ok((plan, None)) };
-    // Loaded as it will run: with the same program, and with what the caller sets.
-    let builder =
-        args.start.variables().into_iter().fold(Cell::builder(), |builder, (name, value)| builder.env(name, value));
-    let builder = args.cell.allow_missing.iter().fold(builder, |builder, wall| builder.allow_missing(*wall));
-    let builder = crate::run::always_allowed_missing()?.into_iter().fold(builder, hotcell_cell::Builder::allow_missing);
-    let warm = template::python(builder.hide(home.path()), &program(name)?, &args.import).plan(host)?;
-    let environment: Vec<u8> =
-        warm.env().iter().flat_map(|(name, value)| [name.as_bytes(), b"=", value.as_bytes(), b"\0"].concat()).collect();
-    let arguments: Vec<u8> = warm.argv().iter().flat_map(|word| [word.as_bytes(), b"\0"].concat()).collect();
-    let executable = warm.program().map(|path| path.as_os_str().as_bytes()).unwrap_or_default();
-    let found = Templates::of(home)
-        .get(&[&arguments, &environment, executable], |memory| Template::warm(&warm, memory, template::PYTHON_TRIAL))?;
+    let warm = template::python(surroundings(args, home)?, &program(name)?, &args.import).plan(host)?;
+    let found = Templates::of(home).get(&key(&warm), |memory| Template::warm(&warm, memory, template::PYTHON_TRIAL))?;
     if !found.is_kept && !args.output.quiet && !args.output.json {
         let bytes = Bytes(found.template.snapshot().bytes());
         screen::note(&format!("template {name} is loaded ({bytes}), and kept for the next runs"));
@@ -54,4 +46,34 @@ pub(crate) fn begin(
     let seed = args.seed.unwrap_or_else(hotcell_gate::door::random);
     let record = TemplateRecord { name: name.clone(), imports: args.import.clone(), seed };
     Ok((plan.from_template(Arc::new(found.template), seed), Some(record)))
+}
+
+/// What the program is loaded in: what the run will see, but that nothing can be written, so that its modules are found.
+fn surroundings(args: &RunArgs, home: &Home) -> Result<Builder, Failure> {
+    let mut builder = Cell::builder().hide(home.path());
+    if let Some(workspace) = &args.cell.workspace {
+        builder = builder.workspace(workspace, Mode::Ro);
+    }
+    for mount in &args.cell.mount {
+        builder = builder.mount(MountRequest { writable: false, ..run::mount_request(mount)? });
+    }
+    // A template is kept, so it gets none of the caller's variables but those that say how to load it.
+    let variables = args.start.variables().into_iter().filter(|(name, _)| is_for_loading(name));
+    builder = variables.fold(builder, |builder, (name, value)| builder.env(name, value));
+    let missing = args.cell.allow_missing.iter().copied().chain(run::always_allowed_missing()?);
+    Ok(missing.fold(builder, Builder::allow_missing))
+}
+
+/// `PYTHONPATH` and its like, and how many threads a library may start.
+fn is_for_loading(name: &OsStr) -> bool {
+    name.as_bytes().starts_with(b"PYTHON") || name.as_bytes().ends_with(b"_NUM_THREADS")
+}
+
+/// All that a template depends on, but for the contents of files.
+fn key(warm: &Plan) -> Vec<Vec<u8>> {
+    let words = warm.argv().iter().map(|word| word.as_bytes().to_vec());
+    let variables = warm.env().iter().map(|(name, value)| [name.as_bytes(), b"=", value.as_bytes()].concat());
+    let view = warm.view().iter().map(|entry| entry.to_string().into_bytes());
+    let places = [warm.program().unwrap_or(Path::new("")), warm.cwd()].map(|path| path.as_os_str().as_bytes().to_vec());
+    words.chain(variables).chain(view).chain(places).collect()
 }

@@ -352,7 +352,7 @@ impl<'a> Writer<'a> {
         self.wall = Wall::Root;
         self.working_directory();
         if let Some(beginning) = beginning {
-            let label = Label { wall: Wall::Fds, what: "go on from the template".into() };
+            let label = Label { wall: Wall::Fds, what: GO_ON.into() };
             let memory = self.program.input(MEMORY);
             let words = beginning.words(self.plan, self.program.input(REQUEST));
             // Of all descriptors, the streams and the request stay; but not in a control.
@@ -406,6 +406,9 @@ impl Writer<'_> {
 
 /// The label of the call whose failure is the request's.
 pub(crate) const CHDIR: &str = "enter the working directory";
+
+/// The label of all calls by which a process goes on from a template: their failure is no wall's.
+pub(crate) const GO_ON: &str = "go on from the template";
 
 /// The label of the last call: its failure is the command's, not a wall's.
 pub(crate) const EXEC: &str = "execute the command";

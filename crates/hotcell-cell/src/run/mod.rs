@@ -268,6 +268,8 @@ impl Plan {
         match Group::create(&self.host.cgroups, name, &self.limits) {
             Ok(group) => Ok(Some(group)),
             Err(error) if self.require.contains(&Wall::Cgroup) => Err(RunError::Cgroup(error)),
+            // Another has this name: that is a mistake of the caller's, and nothing to live with.
+            Err(error @ NoGroup::Refused { .. }) if error.is_taken() => Err(RunError::Cgroup(error)),
             // Held by rlimits and by watching; the report says so.
             Err(_) => Ok(None),
         }
@@ -320,6 +322,10 @@ fn fault(plan: &Plan, image: &Image<Label>, Fault { op, answer }: Fault) -> RunE
     if label.what == launch::CHDIR {
         let path = hotcell_base::text::shown(std::os::unix::ffi::OsStrExt::as_bytes(plan.cwd.as_os_str()));
         return RunError::WorkingDirectory { path, source: os_error(answer) };
+    }
+    if label.what == launch::GO_ON {
+        let source = source.unwrap_or_else(|| io::Error::other("a call that must not succeed did"));
+        return RunError::Platform { what: "the command cannot go on from its template", source };
     }
     RunError::Wall { wall: label.wall, what: label.what.clone().into_owned(), source }
 }

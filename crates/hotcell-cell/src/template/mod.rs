@@ -34,7 +34,7 @@ use rustix::mount::OpenTreeFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::plan::{Builder, Plan, PlanError};
-use crate::run::{Memory, RunError, Stdin, group_name, remote};
+use crate::run::{Memory, RunError, Stdin, remote};
 use crate::session::Session;
 
 /// A program that was loaded.
@@ -97,6 +97,9 @@ pub enum TemplateError {
     },
 }
 
+/// The largest template.
+const BYTES_MAX: u64 = 1 << 30;
+
 /// The program of [`python`].
 pub const PYTHON: &str = include_str!("python.py");
 
@@ -113,9 +116,11 @@ impl Template {
     /// Runs a plan's command until it stops itself, and takes it down; its memory goes to the file. `trial` are arguments
     /// with which it does nothing but stop itself again: what it writes to then, every run writes to.
     pub fn warm(plan: &Plan, memory: File, trial: &[&str]) -> Result<Template, TemplateError> {
-        let session = Session::open(plan.clone(), &group_name("hotcell-template"), &mut Memory::default());
-        let mut session = session?;
-        let (snapshot, said) = at_stop(&mut session, plan, |pid| Snapshot::take(pid, &memory))?;
+        let mut session = Session::open(plan.clone(), &mut Memory::default())?;
+        // What it may use of memory, and the files it maps: the guest does not fill the host's disk by mapping them often.
+        let most = plan.limits.memory.0.min(BYTES_MAX);
+        let init = session.init_pid();
+        let (snapshot, said) = at_stop(&mut session, plan, |pid| Snapshot::take(pid, init, &memory, most))?;
         let snapshot = snapshot?;
         let said = said.split(|byte| *byte == 0).filter(|path| path.starts_with(b"/"));
         let mut paths: BTreeSet<PathBuf> = said.map(|path| OsStr::from_bytes(path).into()).collect();

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 
 use hotcell_base::RunId;
 use hotcell_cell::report::Timings;
@@ -86,10 +87,10 @@ impl Client {
         }
     }
 
-    /// The root of what exists inside, and whose files are the cell's own.
-    pub fn root(self) -> Result<(OwnedFd, u32), SessionError> {
+    /// The root of what exists inside, whose files are the cell's own, and where its commands begin.
+    pub fn root(self) -> Result<(OwnedFd, u32, PathBuf), SessionError> {
         match self.ask(&Ask::Root)? {
-            (Answer::Root { owner }, mut fds) if !fds.is_empty() => Ok((fds.remove(0), owner)),
+            (Answer::Root { owner, directory }, mut fds) if !fds.is_empty() => Ok((fds.remove(0), owner, directory.0)),
             _ => Err(self.out_of_turn()),
         }
     }

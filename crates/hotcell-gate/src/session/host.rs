@@ -5,6 +5,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +17,6 @@ use hotcell_base::text::shown;
 use hotcell_base::{Outcome, RunId};
 use hotcell_cell::{Plan, PlanError, Remote, RemoteEnd, Session, Stdin, Stream, remote};
 use rustix::event::{PollFd, PollFlags};
-use std::os::unix::ffi::OsStrExt;
 
 use super::wire::{self, Answer, Ask, Done, ExecRequest, Refusal, Status};
 use super::{Life, SessionError, Sessions, failed};
@@ -62,6 +63,7 @@ struct Shared {
     /// The root of what exists inside.
     root: Option<OwnedFd>,
     owner: u32,
+    directory: PathBuf,
     life: Life,
     born: Instant,
 }
@@ -130,7 +132,7 @@ pub fn host(
     edge: &dyn Edge,
     ready: impl FnOnce(&Record, Stopper),
 ) -> Result<Record, SessionError> {
-    let mut claim = Sessions::of(home).claim(name)?;
+    let claim = Sessions::of(home).claim(name)?;
     let gate = Gate::of(home);
     let request = Request { name: Some(name.to_owned()), labels, ..Request::default() };
     let (mut session, admitted) = gate.open_session(plan, &request, None).map_err(Box::new)?;
@@ -146,6 +148,7 @@ pub fn host(
         jobs: Mutex::new(jobs),
         root,
         owner: session.isolation().id_outside,
+        directory: session.plan().cwd().to_owned(),
         life,
         born: Instant::now(),
     });
@@ -331,7 +334,10 @@ fn talk(socket: OwnedFd, shared: &Shared) -> io::Result<()> {
             Ok(())
         }
         Ask::Root => match &shared.root {
-            Some(root) => wire::send(&socket, &Answer::Root { owner: shared.owner }, &[root.as_fd()]),
+            Some(root) => {
+                let directory = shared.directory.as_path().into();
+                wire::send(&socket, &Answer::Root { owner: shared.owner, directory }, &[root.as_fd()])
+            }
             None => Ok(()),
         },
         Ask::Status => wire::send(&socket, &Answer::Status(status(shared)), &[]),

@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::door::GateError;
 use crate::home::Home;
-use crate::live::ProcessName;
+use crate::live::{Hold, ProcessName};
 use crate::plain;
 use crate::record::{RecordError, replace};
 
@@ -43,19 +43,13 @@ pub struct Life {
     pub total: Duration,
 }
 
-impl Default for Life {
-    fn default() -> Life {
-        Life { idle: Duration::from_secs(30 * 60), total: Duration::from_secs(24 * 3600) }
-    }
-}
-
 /// What is known of a session that is there.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Known {
     /// Its name.
     pub name: String,
     /// Its record.
-    pub run_id: Option<RunId>,
+    pub run_id: RunId,
     /// Its host.
     pub supervisor: ProcessName,
 }
@@ -139,25 +133,28 @@ impl Sessions {
         let path = self.place(name)?;
         let make = || fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory);
         make().map_err(failed("a place for sessions cannot be made"))?;
-        for _ in 0..2 {
-            match fs::DirBuilder::new().mode(0o700).create(&path) {
-                Ok(()) => return Claim::new(path, name),
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                    return Err(failed("a place for the session cannot be made")(error));
-                }
-                Err(_) if self.is_taken(&path) => return Err(SessionError::Exists(name.to_owned())),
-                Err(_) => {
-                    let gone = fs::remove_dir_all(&path);
-                    gone.map_err(failed("what an earlier session left cannot be removed"))?;
-                }
-            }
+        // One after the other, so that nobody takes what another just made for what a crash left.
+        let one_at_a_time = fs::File::open(&self.directory).and_then(|all| all.lock().map(|()| all));
+        let _one_at_a_time = one_at_a_time.map_err(failed("the place for sessions cannot be locked"))?;
+        if Hold::is_held(&path) {
+            return Err(SessionError::Exists(name.to_owned()));
         }
-        Err(SessionError::Exists(name.to_owned()))
+        match fs::remove_dir_all(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(failed("what an earlier session left cannot be removed")(error));
+            }
+            _ => {}
+        }
+        let made = fs::DirBuilder::new().mode(0o700).create(&path);
+        made.map_err(failed("a place for the session cannot be made"))?;
+        let hold = Hold::take(&path).map_err(failed("the session's place cannot be locked"))?;
+        Ok(Claim { path, name: name.to_owned(), _hold: hold })
     }
 
-    /// Whether somebody has a name, or is just taking it.
-    fn is_taken(&self, path: &Path) -> bool {
-        self.read(path).is_some() || crate::live::Hold::is_held(path)
+    /// What hosts that are gone left.
+    pub(crate) fn left(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten().map(|entry| entry.path());
+        entries.filter(|path| !Hold::is_held(path)).collect()
     }
 }
 
@@ -165,21 +162,15 @@ impl Sessions {
 #[derive(Debug)]
 struct Claim {
     path: PathBuf,
-    known: Known,
-    _hold: crate::live::Hold,
+    name: String,
+    _hold: Hold,
 }
 
 impl Claim {
-    fn new(path: PathBuf, name: &str) -> Result<Claim, SessionError> {
-        let hold = crate::live::Hold::take(&path).map_err(failed("the session's place cannot be locked"))?;
-        let known = Known { name: name.to_owned(), run_id: None, supervisor: ProcessName::own() };
-        Ok(Claim { path, known, _hold: hold })
-    }
-
     /// Lets it be found.
-    fn publish(&mut self, run_id: &RunId) -> Result<(), RecordError> {
-        self.known.run_id = Some(run_id.clone());
-        let text = serde_json::to_vec_pretty(&self.known).expect("plain data");
+    fn publish(&self, run_id: &RunId) -> Result<(), RecordError> {
+        let known = Known { name: self.name.clone(), run_id: run_id.clone(), supervisor: ProcessName::own() };
+        let text = serde_json::to_vec_pretty(&known).expect("plain data");
         replace(&self.path.join("session.json"), &text)
     }
 }

@@ -45,8 +45,8 @@ pub(super) enum Answer {
     Ended,
     /// It did not run.
     Refused(Refusal),
-    /// The root comes along; and whose files are the cell's own.
-    Root { owner: u32 },
+    /// The root comes along; whose files are the cell's own, and where its commands begin.
+    Root { owner: u32, directory: ExactPath },
     /// How things are.
     Status(Status),
 }

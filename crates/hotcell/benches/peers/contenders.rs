@@ -258,7 +258,7 @@ fn ours(place: &Place, payload: Payload) -> Vec<Candidate<'_>> {
         move || -> Start {
             let open = move || {
                 let plan = Cell::builder().mount(mount.clone()).plan_session(&host).expect("a plan");
-                Session::open(plan, &unique(), &mut Nobody).expect("a session")
+                Session::open(plan, &mut Nobody).expect("a session")
             };
             // One for each launcher: commands of one session wait for each other.
             let idle = Mutex::new(vec![open()]);
@@ -321,12 +321,6 @@ fn ours(place: &Place, payload: Payload) -> Vec<Candidate<'_>> {
     ];
     all.extend(templates);
     all
-}
-
-/// A name for a cgroup that nothing else has.
-fn unique() -> String {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    format!("hotcell-bench-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
 struct Nobody;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use hotcell_cell::pool::{Ahead, Pool};
 use hotcell_cell::template::{Template, TemplateError};
-use hotcell_cell::{Builder, Cell, Host, Limits, Mode, Plan, Report, RunError, Session, Wall};
+use hotcell_cell::{Builder, Cell, Host, Limits, Mode, Observer, Plan, Report, RunError, Session, Stdin, Stream, Wall};
 use hotcell_gate::live::ProcessName;
 use serde_json::Value;
 
@@ -168,7 +168,7 @@ impl Bench {
             CellsArg::Run => plan.run(),
             CellsArg::OnDemand => pooled(&plan, Ahead::Station),
             CellsArg::Pool => pooled(&plan, Ahead::Cell),
-            CellsArg::Session => Session::run_once(plan.clone()),
+            CellsArg::Session => in_session(plan.clone()),
             CellsArg::Template => {
                 let is_probe = plan.program() == Some(&self.probe());
                 match self.template.as_ref().filter(|_| is_probe) {
@@ -226,6 +226,31 @@ impl Drop for Bench {
         open_up(&self.directory);
         // What is left is named after this process, and `hotcell gc` finds it.
         let _found_later = fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Runs a plan's command as the only one of a session.
+fn in_session(plan: Plan) -> Result<Report, RunError> {
+    let mut kept = Kept::default();
+    let mut session = Session::open(plan, &mut kept)?;
+    let plan = session.plan().clone();
+    let mut report = session.exec_with(&plan, Stdin::Null, &mut kept, None)?;
+    [report.stdout.kept, report.stderr.kept] = std::mem::take(&mut kept.streams);
+    let left = session.close(&mut kept)?;
+    (report.changes, report.control) = (left.changes, left.control);
+    Ok(report)
+}
+
+/// Keeps output in memory.
+#[derive(Default)]
+struct Kept {
+    streams: [Vec<u8>; 2],
+}
+
+impl Observer for Kept {
+    fn output(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
+        self.streams[usize::from(stream == Stream::Stderr)].extend_from_slice(bytes);
+        Ok(())
     }
 }
 

@@ -9,7 +9,7 @@ use crate::support::*;
 
 fn open(builder: hotcell_cell::Builder) -> Session {
     let plan = allowing(&host(), builder).plan_session(&host()).expect("a plan");
-    Session::open(plan, "hotcell-session", &mut Nobody).expect("a session")
+    Session::open(plan, &mut Nobody).expect("a session")
 }
 
 fn sh(script: &str) -> Exec {
@@ -309,6 +309,9 @@ fn a_host_that_is_killed_leaves_nothing_and_its_name_is_free() {
     let run_id = known["run_id"].as_str().expect("a run").to_owned();
     eventually("its groups go", || cgroups_with(&run_id).is_empty());
     eventually("its processes go", || processes_in(&bench.path("")).is_empty());
+    let left = bench.path("home/sessions/gone");
+    assert!(left.exists(), "VOID: nothing was left");
+    assert!(bench.output(["gc", "--yes"]).status.success() && !left.exists());
     let again = Named::create(&bench, "gone", &[]);
     assert_eq!(again.exec(&[], &["true"]).status.code(), Some(0));
     let runs = text(&bench.output(["ls"]).stdout);
@@ -380,6 +383,10 @@ fn files_go_in_and_come_out_and_nothing_else() {
     }
     // The control: through a link of the guest's to a place of its own, it works.
     assert!(cp("cp:/tmp/dir/f", &at("fine")).status.success());
+    // A path that does not begin at the root begins where commands do.
+    assert!(cp(&at("in/a"), "cp:here").status.success());
+    assert_eq!(text(&session.exec(&[], &["cat", "here"]).stdout), "a\n");
+    assert!(cp("cp:here", &at("there")).status.success());
     // A link of ours is not followed either.
     std::os::unix::fs::symlink(bench.path("secret"), bench.path("trap")).expect("a link");
     assert!(cp("cp:/tmp/in/a", &at("trap")).status.success());

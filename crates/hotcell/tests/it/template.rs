@@ -191,6 +191,12 @@ fn what_cannot_be_carried_over_is_refused_by_name() {
     assert!(said.contains("/tmp/held") && said.contains("descriptor 3"), "{said}");
     let said = refusal("import mmap; m = mmap.mmap(-1, 4096)").expect("refused");
     assert!(said.contains("shares memory"), "{said}");
+    let said = refusal("import subprocess; p = subprocess.Popen(['sleep', '9'])").expect("refused");
+    assert!(said.contains("started processes"), "{said}");
+    // A guest that maps much does not fill the host's disk.
+    let flags = "mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000";
+    let said = refusal(&format!("import mmap; m = mmap.mmap(-1, 8 << 30, flags={flags})")).expect("refused");
+    assert!(said.contains("1073741824 bytes"), "{said}");
     let said = refusal("import sys; print('no such module', file=sys.stderr); sys.exit(3)").expect("refused");
     assert!(said.contains("no such module"), "{said}");
 }
@@ -198,51 +204,68 @@ fn what_cannot_be_carried_over_is_refused_by_name() {
 #[test]
 fn the_program_keeps_templates_and_makes_them_anew_when_their_files_change() {
     let bench = Bench::new();
-    let library = bench.dir("lib");
-    bench.file("lib/helper.py", "value = 1\n");
-    let path = format!("PYTHONPATH={}", library.display());
-    let mount = format!("{0}:{0}:ro", library.display());
+    let library = bench.dir("a library");
+    bench.file("a library/helper.py", "value = 1\n");
+    let (path, mount) = (format!("PYTHONPATH={}", library.display()), format!("{0}:{0}:ro", library.display()));
     let run = |more: &[&str]| {
         let words = ["run", "--template", PYTHON, "-e", &path, "--mount", &mount];
-        bench.output(
-            [&words[..], more, &["--", "-c", "import sys; print(sys.argv, 'json' in sys.modules)", "x"]].concat(),
-        )
+        let script = "import sys; print(sys.argv, 'helper' in sys.modules); import helper; print(helper.value)";
+        let output = bench.output([&words[..], more, &["--", "-c", script, "x"]].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        (text(&output.stdout), text(&output.stderr).contains("is loaded"))
     };
-    let (first, second) = (run(&["--import", "json"]), run(&["--import", "json"]));
-    for output in [&first, &second] {
-        assert_eq!(
-            (output.status.code(), text(&output.stdout).as_str()),
-            (Some(0), "['-c', 'x'] True\n"),
-            "{}",
-            text(&output.stderr)
-        );
-    }
-    assert!(text(&first.stderr).contains("is loaded") && !text(&second.stderr).contains("is loaded"));
-    let other = run(&[]);
-    assert!(text(&other.stderr).contains("is loaded"), "another template");
-    let record =
-        |output: &std::process::Output| -> serde_json::Value { serde_json::from_slice(&output.stdout).expect("JSON") };
+    let import = ["--import", "helper"];
+    assert_eq!(run(&import), ("['-c', 'x'] True\n1\n".to_owned(), true));
+    assert_eq!(run(&import), ("['-c', 'x'] True\n1\n".to_owned(), false), "it is kept");
+    assert_eq!(run(&[]), ("['-c', 'x'] False\n1\n".to_owned(), true), "another one");
+    // The module changes, and with it the template; the other one did not load it.
+    bench.file("a library/helper.py", "value = 2\n");
+    assert_eq!(run(&import), ("['-c', 'x'] True\n2\n".to_owned(), true));
+    assert!(!run(&import).1);
+    assert_eq!(run(&[]), ("['-c', 'x'] False\n2\n".to_owned(), false));
+    let templates = || -> Vec<std::path::PathBuf> {
+        let entries = std::fs::read_dir(bench.path("home/templates")).expect("there").flatten();
+        entries.map(|entry| entry.path()).collect()
+    };
+    assert_eq!(templates().len(), 2, "the stale one is gone");
     let seeded = bench.output(["run", "--json", "--template", PYTHON, "--seed", "7", "--", "-c", "pass"]);
-    assert_eq!(record(&seeded)["template"]["seed"], 7);
-    // A file of a module that changes makes another template.
-    let kept = || std::fs::read_dir(bench.path("home/templates")).expect("there").count();
-    let n_kept = kept();
-    let template = std::fs::read_dir(bench.path("home/templates")).expect("there").flatten().next().expect("one");
-    let meta = template.path().join("template.json");
-    let stale = std::fs::read_to_string(&meta).expect("there").replacen("/json/__init__.py", "/json/__init__.gone", 1);
-    std::fs::write(&meta, &stale).expect("ours");
-    let again = [run(&["--import", "json"]), run(&[])];
-    assert_eq!(
-        again.iter().filter(|output| text(&output.stderr).contains("is loaded")).count(),
-        usize::from(stale.contains("gone"))
-    );
-    assert_eq!(kept(), n_kept);
+    let record: serde_json::Value = serde_json::from_slice(&seeded.stdout).expect("JSON");
+    assert_eq!(record["template"]["seed"], 7);
+    // One that cannot be made says why, and leaves nothing.
+    let n_kept = templates().len();
     let absent = bench.output(["run", "--template", PYTHON, "--import", "no_such_module", "--", "-c", "pass"]);
     assert_eq!(absent.status.code(), Some(125));
-    assert!(
-        text(&absent.stderr).contains("no_such_module") && text(&absent.stderr).contains("hint:"),
-        "{}",
-        text(&absent.stderr)
-    );
-    assert_eq!(kept(), n_kept, "nothing is left of one that failed");
+    let said = text(&absent.stderr);
+    assert!(said.contains("no_such_module") && said.contains("hint:"), "{said}");
+    assert_eq!(templates().len(), n_kept);
+}
+
+#[test]
+fn a_template_has_no_secret_of_the_run_that_made_it_and_there_are_never_many() {
+    let bench = Bench::new();
+    let secret = "correct-horse-battery-staple";
+    let script = "import os; print(os.environ['SECRET'])";
+    let variable = format!("SECRET={secret}");
+    let output = bench.output(["run", "-q", "--template", PYTHON, "-e", &variable, "--", "-c", script]);
+    assert_eq!(text(&output.stdout).trim(), secret, "{}", text(&output.stderr));
+    let place = bench.path("home/templates");
+    let names = || -> Vec<String> {
+        let entries = std::fs::read_dir(&place).expect("there").flatten();
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+    };
+    let [template] = &names()[..] else { panic!("one template") };
+    let memory = std::fs::read(place.join(template).join("memory")).expect("there");
+    let has = |word: &[u8]| memory.windows(word.len()).any(|window| window == word);
+    assert!(has(b"HOME="), "VOID: nothing of the environment is found in it");
+    assert!(!has(secret.as_bytes()), "a secret is kept");
+    // Older ones make way.
+    let boot = template.split_once('-').expect("a boot and a digest").0.to_owned();
+    for number in 0..20 {
+        bench.file(&format!("home/templates/{boot}-{number}/template.json"), "{}");
+    }
+    bench.file("home/templates/00000000-x/template.json", "{}");
+    let output = bench.output(["run", "-q", "--template", PYTHON, "--import", "json", "--", "-c", "pass"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert_eq!(names().len(), 16);
+    assert!(names().iter().all(|name| name.starts_with(&boot)), "one of another boot is left");
 }
