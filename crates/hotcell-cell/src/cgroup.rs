@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 use hotcell_base::text::shown_path;
 use serde::Serialize;
 
+use crate::host::read_proc;
 use crate::limits::Limits;
 
 /// Where this process sits in each cgroup hierarchy.
@@ -54,8 +55,8 @@ pub enum Version {
 impl Layout {
     /// Reads where this process is.
     pub fn read() -> Layout {
-        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let mounts = read_proc("/proc/self/mountinfo").unwrap_or_default();
+        let groups = read_proc("/proc/self/cgroup").unwrap_or_default();
         Layout::parse(&mounts, &groups)
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -216,7 +216,14 @@ fn home_of(account: Option<&[&str]>) -> Option<PathBuf> {
 }
 
 fn proc_file(path: &'static str) -> Result<String, HostError> {
-    fs::read_to_string(path).map_err(|source| HostError::NoProc { path, source })
+    read_proc(path).map_err(|source| HostError::NoProc { path, source })
+}
+
+/// The text of a file whose length the kernel does not tell, and which it writes anew for each read.
+pub(crate) fn read_proc(path: &str) -> io::Result<String> {
+    let mut text = String::with_capacity(8192);
+    fs::File::open(path)?.read_to_string(&mut text)?;
+    Ok(text)
 }
 
 fn line<'a>(status: &'a str, name: &str) -> &'a str {

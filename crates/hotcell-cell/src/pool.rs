@@ -6,10 +6,11 @@
 //! ```
 //!
 //! A cell is used once: what a command leaves in it is gone with it, and the next one is made from the ground again.
-//! The keeper is a thread; when the pool is dropped it ends, and every cell with it. A process that is killed takes its
+//! Keepers are threads; when the pool is dropped they end, and every cell with them. A process that is killed takes its
 //! spawners, and they their cells and groups, with it.
 
 use std::collections::VecDeque;
+use std::num::NonZero;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -51,7 +52,7 @@ pub struct Pool {
     shared: Arc<Shared>,
     /// Where used stations go; none while it is being dropped.
     used: Option<Sender<Option<Station>>>,
-    keeper: Option<JoinHandle<()>>,
+    keepers: Vec<JoinHandle<()>>,
 }
 
 #[derive(Debug, Default)]
@@ -98,17 +99,22 @@ impl Pool {
         for _ in 1..size.max(1) {
             let _listens = used.send(None);
         }
-        let keeper = {
-            let (plan, shared) = (Arc::clone(&plan), Arc::clone(&shared));
-            std::thread::Builder::new().name("hotcell-pool".to_owned()).spawn(move || {
-                while let Ok(station) = to_keep.recv() {
+        let to_keep = Arc::new(Mutex::new(to_keep));
+        let mut pool = Pool { plan, shared, used: Some(used), keepers: Vec::new() };
+        // Each waits for the kernel most of the time.
+        let n_keepers = std::thread::available_parallelism().map_or(1, NonZero::get).min(size.max(1));
+        for _ in 0..n_keepers {
+            let (plan, shared, to_keep) = (Arc::clone(&pool.plan), Arc::clone(&pool.shared), Arc::clone(&to_keep));
+            let next = move || to_keep.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            let keeper = std::thread::Builder::new().name("hotcell-pool".to_owned()).spawn(move || {
+                while let Ok(station) = next() {
                     keep(&plan, &shared, station, ahead);
                 }
-            })
-        };
-        let keeper =
-            keeper.map_err(|source| RunError::Platform { what: "the keeper of a pool cannot be started", source })?;
-        Ok(Pool { plan, shared, used: Some(used), keeper: Some(keeper) })
+            });
+            let failed = |source| RunError::Platform { what: "the keeper of a pool cannot be started", source };
+            pool.keepers.push(keeper.map_err(failed)?);
+        }
+        Ok(pool)
     }
 
     /// What it has done so far.
@@ -194,7 +200,7 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.used = None;
-        if let Some(keeper) = self.keeper.take() {
+        for keeper in self.keepers.drain(..) {
             // A keeper that panicked has ended, too.
             let _ended = keeper.join();
         }

@@ -304,11 +304,13 @@ impl View<'_> {
 
     fn directory(&mut self, path: impl AsRef<Path>, own: bool) {
         let path = path.as_ref();
+        // Their text tells, and is compared for many.
+        let is_same = |other: &Path| other.as_os_str() == path.as_os_str();
         let there = |entry: &Entry| match entry {
-            Entry::Directory { path: made, .. } => made == path,
+            Entry::Directory { path: made, .. } => is_same(made),
             // What a link, a bind or the overlay leads to has directories of its own.
-            Entry::Bind { target, directory: true, .. } | Entry::Overlay { target, .. } => path == target,
-            Entry::Scratch { target, .. } => target == path,
+            Entry::Bind { target, directory: true, .. } | Entry::Overlay { target, .. } => is_same(target),
+            Entry::Scratch { target, .. } => is_same(target),
             _ => false,
         };
         if !self.entries.iter().any(there) {

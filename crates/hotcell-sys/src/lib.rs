@@ -9,6 +9,7 @@
 
 pub mod attempt;
 pub mod facts;
+pub mod id_map;
 pub mod program;
 pub mod signals;
 pub mod snapshot;

@@ -12,7 +12,7 @@
 use crate::wire::{self, Header, Op};
 
 /// The process of a launch that a call belongs to, and when it makes it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Stage {
     /// Outside the cell, once: what all cells of a program share.
     Ground,
@@ -156,21 +156,22 @@ pub struct Program<L> {
     is_ahead_done: bool,
 }
 
-impl<L: Clone> Program<L> {
+impl<L> Program<L> {
     /// An empty program of a cell: init is cloned without namespaces, has no walls and waits for commands.
     pub fn cell() -> Self {
-        Self::at(wire::BASE)
+        // As many as it takes, about: to grow is to copy.
+        Self::at(wire::BASE, 640)
     }
 
     /// An empty program of a command in a cell.
     pub fn command() -> Self {
-        Self::at(wire::COMMAND_BASE)
+        Self::at(wire::COMMAND_BASE, 32)
     }
 
-    fn at(base: u64) -> Self {
+    fn at(base: u64, n_calls: usize) -> Self {
         Program {
-            data: Data { base, bytes: Vec::new() },
-            ops: Vec::new(),
+            data: Data { base, bytes: Vec::with_capacity(n_calls * 32) },
+            ops: Vec::with_capacity(n_calls),
             clone_flags: 0,
             cgroup: None,
             exports: Vec::new(),
@@ -366,16 +367,13 @@ impl<L: Clone> Program<L> {
     }
 
     /// Lays the program out as the stub reads it.
-    pub fn image(&self) -> Image<L> {
-        let mut ops = Vec::with_capacity(self.ops.len());
-        let mut labels = Vec::with_capacity(self.ops.len());
-        let mut section = |stage: Stage| {
-            let first = count(ops.len());
-            for (_, op, label) in self.ops.iter().filter(|(at, ..)| *at == stage) {
-                ops.push(*op);
-                labels.push((stage, label.clone()));
-            }
-            wire::Section { first, count: count(ops.len()) - first }
+    pub fn image(mut self) -> Image<L> {
+        // In the order they were added, each stage for itself.
+        self.ops.sort_by_key(|(stage, ..)| *stage);
+        let section = |stage: Stage| {
+            let at = |is_before: fn(Stage, Stage) -> bool| self.ops.partition_point(|(one, ..)| is_before(*one, stage));
+            let (first, end) = (at(|one, stage| one < stage), at(|one, stage| one <= stage));
+            wire::Section { first: count(first), count: count(end - first) }
         };
         let mut header = Header {
             magic: wire::MAGIC,
@@ -398,13 +396,15 @@ impl<L: Clone> Program<L> {
         }
         let ops_at = (size_of::<Header>() + self.data.bytes.len()).next_multiple_of(8);
         header.ops = self.data.base + ops_at as u64;
-        let mut bytes = Vec::with_capacity(ops_at + ops.len() * size_of::<Op>());
+        let mut bytes = Vec::with_capacity(ops_at + self.ops.len() * size_of::<Op>());
         bytes.extend_from_slice(wire_bytes(&header));
         bytes.extend_from_slice(&self.data.bytes);
         bytes.resize(ops_at, 0);
-        for op in &ops {
-            bytes.extend_from_slice(wire_bytes(op));
-        }
+        let label = |(stage, op, label): (Stage, Op, L)| {
+            bytes.extend_from_slice(wire_bytes(&op));
+            (stage, label)
+        };
+        let labels = self.ops.into_iter().map(label).collect();
         Image { bytes, labels }
     }
 }

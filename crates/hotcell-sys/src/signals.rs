@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Signals that ask a program to end.
 const ENDING: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
@@ -18,14 +18,19 @@ impl EndSignals {
         let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
         // SAFETY: writes the set above.
         unsafe { libc::sigemptyset(&raw mut set) };
-        // Not to end, only not to be harmed by: a file of ours may meet a limit of our caller's, and a stopped
-        // supervisor would enforce nothing.
-        for signal in ENDING.into_iter().chain([libc::SIGXFSZ, libc::SIGTSTP]) {
+        for signal in ENDING {
             // SAFETY: as above; the numbers are valid signals.
             unsafe { libc::sigaddset(&raw mut set, signal) };
         }
+        let mut blocked = set;
+        // Not to end, only not to be harmed by: a file of ours may meet a limit of our caller's, and a stopped
+        // supervisor would enforce nothing.
+        for signal in [libc::SIGXFSZ, libc::SIGTSTP] {
+            // SAFETY: as above.
+            unsafe { libc::sigaddset(&raw mut blocked, signal) };
+        }
         // SAFETY: reads the set; the old mask is not asked for.
-        let rc = unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+        let rc = unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const blocked, std::ptr::null_mut()) };
         if rc != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -39,14 +44,16 @@ impl EndSignals {
     }
 
     /// Waits for the next one and gives its number.
-    pub fn wait(&mut self) -> io::Result<u8> {
-        loop {
-            let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
-            self.0.read_exact(&mut info)?;
-            // signalfd_siginfo begins with the signal's number; all of ours fit a byte.
-            if ENDING.contains(&i32::from(info[0])) {
-                return Ok(info[0]);
-            }
-        }
+    pub fn wait(&self) -> io::Result<u8> {
+        let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
+        (&self.0).read_exact(&mut info)?;
+        // signalfd_siginfo begins with the signal's number; all of ours fit a byte.
+        Ok(info[0])
+    }
+}
+
+impl AsFd for EndSignals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }

@@ -123,22 +123,6 @@ impl Spawner {
         self.child.id()
     }
 
-    /// Makes a user namespace with these maps, for mounts that show a file's owner as somebody else.
-    pub fn user_namespace(&mut self, uid_map: &str, gid_map: &str) -> io::Result<OwnedFd> {
-        send(&self.control, wire::COMMAND_HOLD, 0, &[])?;
-        let (message, _) = receive(&self.control)?;
-        if message.kind != wire::MESSAGE_HOLDING {
-            return Err(io::Error::other("the stub answered out of turn"));
-        }
-        if message.value < 0 {
-            return Err(os_error(message.value));
-        }
-        let process = PathBuf::from(format!("/proc/{}", message.value));
-        std::fs::write(process.join("uid_map"), uid_map)?;
-        std::fs::write(process.join("gid_map"), gid_map)?;
-        Ok(File::open(process.join("ns/user"))?.into())
-    }
-
     /// Has something done before it is known which cells there will be: the ground of an image.
     pub fn begin<L>(&mut self, image: &Image<L>) -> io::Result<()> {
         send_image(&self.control, wire::COMMAND_EARLY, image, &[])

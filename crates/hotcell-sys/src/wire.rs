@@ -136,8 +136,6 @@ pub struct Command {
     pub value: u64,
 }
 
-/// To the spawner: hold a new user namespace open; answered by [`MESSAGE_HOLDING`].
-pub const COMMAND_HOLD: u64 = 1;
 /// To the spawner: take the image of a cell, which comes as the first descriptor, and make the ground of its cells.
 pub const COMMAND_PROGRAM: u64 = 2;
 /// To the spawner: run the ground of an image that comes as the first descriptor, and of nothing else: what can be done
@@ -173,8 +171,6 @@ pub struct Message {
     pub usage: [i64; 7],
 }
 
-/// From the spawner: `value` is the pid of a process that holds a user namespace.
-pub const MESSAGE_HOLDING: u64 = 1;
 /// From the spawner: `value` is init's pid; its pidfd comes along.
 pub const MESSAGE_SPAWNED: u64 = 2;
 /// From init: every wall stands; the exported descriptors come along.

@@ -48,7 +48,7 @@ fn script(text: &'static str, is_last: bool) -> Program<&'static str> {
     program
 }
 
-fn run(cell: &Program<&'static str>, command: &Program<&'static str>, inputs: &[BorrowedFd<'_>]) -> Vec<String> {
+fn run(cell: Program<&'static str>, command: Program<&'static str>, inputs: &[BorrowedFd<'_>]) -> Vec<String> {
     let (cell, command) = (cell.image(), command.image());
     let mut spawner = Spawner::start().expect("the stub starts");
     spawner.prepare(&cell, &[]).expect("the program is sent");
@@ -62,7 +62,7 @@ fn run(cell: &Program<&'static str>, command: &Program<&'static str>, inputs: &[
 #[test]
 fn a_payload_runs_and_its_status_comes_back() {
     let (mut reader, writer) = std::io::pipe().expect("pipe");
-    let seen = run(&Program::cell(), &script("echo hello; exit 7", true), &[writer.as_fd()]);
+    let seen = run(Program::cell(), script("echo hello; exit 7", true), &[writer.as_fd()]);
     drop(writer);
     assert_eq!(seen, ["ready 0", "ended 0x700"]);
     let mut said = String::new();
@@ -100,7 +100,7 @@ fn a_call_that_answers_otherwise_stops_the_launch_under_its_name() {
     program.call(Stage::Init, "fine", libc::SYS_getpid, &[], Expect::Ok).ignore();
     let missing = program.text("/does/not/exist");
     program.call(Stage::Init, "chdir", libc::SYS_chdir, &[missing.into()], Expect::Ok).ignore();
-    assert_eq!(run(&program, &script("true", true), &[]), ["fault Some(\"chdir\") -2"]);
+    assert_eq!(run(program, script("true", true), &[]), ["fault Some(\"chdir\") -2"]);
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn a_command_that_cannot_be_executed_leaves_the_cell_as_it_is() {
     let args = [missing.into(), 0u64.into(), 0u64.into()];
     command.call(Stage::Payload, "exec", libc::SYS_execve, &args, Expect::Ok).ignore();
     command.last();
-    let seen = run(&Program::cell(), &command, &[]);
+    let seen = run(Program::cell(), command, &[]);
     assert_eq!(seen, ["ready 0", "command fault Some(\"exec\") -2", "ended 0x7f00"]);
 }
 
@@ -118,7 +118,7 @@ fn a_command_that_cannot_be_executed_leaves_the_cell_as_it_is() {
 fn a_proof_that_succeeds_where_it_must_fail_stops_the_launch() {
     let mut program = Program::cell();
     program.call(Stage::Init, "proof", libc::SYS_getpid, &[], Expect::Fails(&[libc::EPERM])).ignore();
-    let seen = run(&program, &script("true", true), &[]);
+    let seen = run(program, script("true", true), &[]);
     assert!(seen[0].starts_with("fault Some(\"proof\") "), "{seen:?}");
 }
 

@@ -21,6 +21,46 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
+impl Cli {
+    /// Reads the command line.
+    pub(crate) fn read() -> Result<Cli, clap::Error> {
+        // To describe all commands takes longer than to read one. Whatever is not understood is read again by all that
+        // there is, for what is said of it.
+        let lean = match std::env::args_os().nth(1).as_deref().and_then(OsStr::to_str) {
+            Some("run") => Lean::read(|OnlyRun::Run(args)| Command::Run(args)),
+            Some("exec") => Lean::read(|OnlyExec::Exec(args)| Command::Exec(args)),
+            _ => None,
+        };
+        lean.map_or_else(Cli::try_parse, Ok)
+    }
+}
+
+/// The command line with one command and no others.
+#[derive(Parser, Debug)]
+struct Lean<C: Subcommand> {
+    #[arg(long, global = true)]
+    home: Option<PathBuf>,
+    #[command(subcommand)]
+    command: C,
+}
+
+impl<C: Subcommand> Lean<C> {
+    fn read(command: fn(C) -> Command) -> Option<Cli> {
+        let lean = Lean::try_parse().ok()?;
+        Some(Cli { home: lean.home, command: command(lean.command) })
+    }
+}
+
+#[derive(Subcommand, Debug)]
+enum OnlyRun {
+    Run(Box<RunArgs>),
+}
+
+#[derive(Subcommand, Debug)]
+enum OnlyExec {
+    Exec(Box<ExecArgs>),
+}
+
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
     /// Run a command in a cell

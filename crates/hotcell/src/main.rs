@@ -22,7 +22,6 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Parser;
 use hotcell_cell::{Host, HostError, host};
 use hotcell_gate::Home;
 
@@ -30,7 +29,7 @@ use crate::cli::{Cli, Command};
 use crate::error::{During, Failure};
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::read() {
         Ok(cli) => cli,
         Err(error) => return ExitCode::from(usage(&error)),
     };

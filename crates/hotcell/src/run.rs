@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use hotcell_base::text::shown;
 use hotcell_base::{Bytes, Outcome};
 use hotcell_cell::report::Timings;
-use hotcell_cell::{Builder, Cell, Host, Mode, MountRequest, Plan, RemoteEnd, Stdin, Wall, remote};
+use hotcell_cell::{Builder, Cell, Host, Mode, MountRequest, Plan, RemoteEnd, Stdin, Wall};
 use hotcell_gate::record::Kind;
 use hotcell_gate::{Gate, GateError, Home, Record, Request};
 use hotcell_sys::signals::EndSignals;
@@ -74,12 +74,7 @@ fn try_run(args: &RunArgs, home: Option<PathBuf>) -> Result<u8, Failure> {
     let home = home_place.open()?;
     let plan = if home.path() == home_path { planned } else { plan(args, &host, home.path())? };
     crate::gc::sweep(&home);
-    let (remote, remote_end) = remote().map_err(|source| Failure::Io {
-        message: "cannot make a pipe".to_owned(),
-        hint: Some("see how many files are open: ulimit -n".to_owned()),
-        source,
-    })?;
-    listen_for_signals(move |signal| remote.signal(signal))?;
+    let remote = RemoteEnd::from(end_signals()?);
     let (plan, template) = template::begin(args, &host, &home, plan)?;
     let request = Request {
         stdin,
@@ -87,7 +82,7 @@ fn try_run(args: &RunArgs, home: Option<PathBuf>) -> Result<u8, Failure> {
         labels: args.records.label.iter().cloned().collect(),
         template,
     };
-    let (record, timings) = pass_the_gate(args, &home, &plan, request, &remote_end)?;
+    let (record, timings) = pass_the_gate(args, &home, &plan, request, &remote)?;
     if args.output.json {
         let text = serde_json::to_string_pretty(&record).expect("a record is plain data");
         screen::answer(format!("{text}\n"))?;
@@ -215,13 +210,18 @@ fn unreadable_input(name: &str, source: std::io::Error) -> Failure {
     }
 }
 
-/// Passes Ctrl-C and its like on to the run.
-pub(crate) fn listen_for_signals(mut pass_on: impl FnMut(u8) + Send + 'static) -> Result<(), Failure> {
-    let mut signals = EndSignals::listen().map_err(|source| Failure::Io {
+/// Ctrl-C and its like, which from now on wait to be read.
+fn end_signals() -> Result<EndSignals, Failure> {
+    EndSignals::listen().map_err(|source| Failure::Io {
         message: "cannot listen for signals".to_owned(),
-        hint: None,
+        hint: Some("see how many files are open: ulimit -n".to_owned()),
         source,
-    })?;
+    })
+}
+
+/// Passes Ctrl-C and its like on.
+pub(crate) fn listen_for_signals(mut pass_on: impl FnMut(u8) + Send + 'static) -> Result<(), Failure> {
+    let signals = end_signals()?;
     std::thread::spawn(move || {
         while let Ok(signal) = signals.wait() {
             pass_on(signal);

@@ -5,8 +5,9 @@
 //! adds what is its own: scratch, `/proc`, the workspace's overlay, and whatever is mounted in those.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use hotcell_base::text::shown;
 use hotcell_sys::program::{Arg, Expect, Slot};
@@ -56,11 +57,16 @@ pub(crate) fn scratch_inodes(plan: &Plan) -> u64 {
     16 + plan.view.iter().filter(|entry| matches!(entry, Entry::Decoy { .. })).count() as u64
 }
 
+/// What is opened for a place, by that: its text, which paths would take apart each time.
+type Sources<'a> = BTreeMap<&'a OsStr, Slot>;
+
 /// What the ground leaves to each cell.
 #[derive(Default)]
-pub(super) struct Mounts {
+pub(super) struct Mounts<'a> {
+    /// What each cell makes by itself.
+    own: Vec<&'a Entry>,
     /// Where the source of what is mounted at a place is kept.
-    kept: BTreeMap<PathBuf, String>,
+    kept: BTreeMap<&'a OsStr, String>,
 }
 
 /// What each cell makes by itself: what is a cell's own, or is in something that is.
@@ -79,7 +85,7 @@ impl<'a> Own<'a> {
     }
 
     fn has(&self, entry: &Entry) -> bool {
-        let is_below = |path: &Path| self.0.iter().any(|place| path.starts_with(place));
+        let is_below = |path: &Path| self.0.iter().any(|place| is_at_or_below(path, place));
         match entry {
             Entry::Proc | Entry::Scratch { .. } | Entry::Overlay { .. } | Entry::Decoy { .. } => true,
             // The directories themselves are places to be mounted on.
@@ -88,6 +94,12 @@ impl<'a> Own<'a> {
             Entry::Bind { target, .. } | Entry::Guard { target, .. } => is_below(target),
         }
     }
+}
+
+/// Whether a path leads to a place or to something in it. Those of a view are absolute and have no dots: their text tells.
+fn is_at_or_below(path: &Path, place: &Path) -> bool {
+    let rest = path.as_os_str().as_bytes().strip_prefix(place.as_os_str().as_bytes());
+    rest.is_some_and(|rest| matches!(rest, [] | [b'/', ..]))
 }
 
 /// Whether an entry is one that others are covered with.
@@ -99,9 +111,9 @@ fn is_in_proc(path: &Path) -> bool {
     path.starts_with("/proc")
 }
 
-impl Writer<'_> {
+impl<'a> Writer<'a> {
     /// The mounts of all cells of a plan.
-    pub(super) fn ground_mounts(&mut self) -> Mounts {
+    pub(super) fn ground_mounts(&mut self) -> Mounts<'a> {
         self.wall = Wall::Mount;
         self.call("unshare", libc::SYS_unshare, &[libc::CLONE_NEWNS.into()], Expect::Ok);
         let root = self.text("/");
@@ -115,7 +127,7 @@ impl Writer<'_> {
         if self.plan.asks_for(Wall::Root) { self.ground_root() } else { Mounts::default() }
     }
 
-    fn ground_root(&mut self) -> Mounts {
+    fn ground_root(&mut self) -> Mounts<'a> {
         self.wall = Wall::Root;
         let sources = self.open_sources();
         let staging = self.plan.host.staging.to_str().expect("one of our own constants").to_owned();
@@ -125,17 +137,16 @@ impl Writer<'_> {
         self.call("enter the new root", libc::SYS_chdir, &[at.into()], Expect::Ok);
         let at = self.text(PROC);
         self.call("make /proc", libc::SYS_mkdir, &[at.into(), 0o755.into()], Expect::Ok);
-        let mounts = self.keep_sources(&sources);
+        let places = Own::of(&self.plan.view);
+        let (own, shared): (Vec<&Entry>, Vec<&Entry>) = self.plan.view.iter().partition(|entry| places.has(entry));
+        let mounts = self.keep_sources(own, &sources);
         // Now, and not when all is in place: from here on there is nothing but the new root, whatever a path, a
         // link in it or `..` says.
         self.wall = Wall::Root;
         let dot = self.text(".");
         self.call("pivot", libc::SYS_pivot_root, &[dot.into(), dot.into()], Expect::Ok);
         self.call("leave the old root", libc::SYS_umount2, &[dot.into(), MNT_DETACH.into()], Expect::Ok);
-        let view = &self.plan.view;
-        let own = Own::of(view);
-        let (covers, others): (Vec<&Entry>, Vec<&Entry>) =
-            view.iter().filter(|entry| !own.has(entry)).partition(|entry| is_cover(entry));
+        let (covers, others): (Vec<&Entry>, Vec<&Entry>) = shared.into_iter().partition(|entry| is_cover(entry));
         for entry in covers {
             self.entry(entry, &sources, &mounts);
         }
@@ -157,22 +168,22 @@ impl Writer<'_> {
     }
 
     /// Puts aside what each cell mounts by itself: once the old root is gone, there is no other way to it.
-    fn keep_sources(&mut self, sources: &BTreeMap<PathBuf, Slot>) -> Mounts {
-        let view = &self.plan.view;
-        let places = Own::of(view);
-        let own = view.iter().filter(|entry| places.has(entry)).filter_map(|entry| match entry {
-            Entry::Bind { target, directory, .. } | Entry::Guard { target, directory, .. } => {
-                Some((target, *directory))
-            }
-            Entry::Overlay { target, .. } => Some((target, true)),
-            _ => None,
-        });
-        let own: Vec<(&PathBuf, bool)> = own.collect();
-        let mut mounts = Mounts::default();
+    fn keep_sources(&mut self, own: Vec<&'a Entry>, sources: &Sources<'_>) -> Mounts<'a> {
+        let kept: Vec<(&OsStr, bool)> = own
+            .iter()
+            .filter_map(|entry| match entry {
+                Entry::Bind { target, directory, .. } | Entry::Guard { target, directory, .. } => {
+                    Some((target.as_os_str(), *directory))
+                }
+                Entry::Overlay { target, .. } => Some((target.as_os_str(), true)),
+                _ => None,
+            })
+            .collect();
+        let mut mounts = Mounts { own, kept: BTreeMap::new() };
         self.mount("tmpfs", SOURCES, libc::MS_NOSUID | libc::MS_NODEV, "mode=0700,size=1m,nr_inodes=1024");
         let scratch = self.text(SCRATCH);
         self.call("make the scratch's place", libc::SYS_mkdir, &[scratch.into(), 0o700.into()], Expect::Ok);
-        for (number, (target, directory)) in own.into_iter().enumerate() {
+        for (number, (target, directory)) in kept.into_iter().enumerate() {
             let place = format!("{SOURCES}/{number}");
             let at = self.text(&place);
             if directory {
@@ -184,7 +195,7 @@ impl Writer<'_> {
             if let Some(source) = sources.get(target) {
                 self.attach(*source, place.as_bytes(), &place);
             }
-            mounts.kept.insert(target.clone(), place);
+            mounts.kept.insert(target, place);
         }
         // The kernel lets an ordinary user mount only a `/proc` of which it still sees another.
         if matches!(self.plan.identity, Identity::Own { .. }) && self.plan.asks_for(Wall::Pid) {
@@ -201,17 +212,15 @@ impl Writer<'_> {
     }
 
     /// What is a cell's own.
-    pub(super) fn cell_mounts(&mut self, mounts: &Mounts) {
-        let view = &self.plan.view;
-        let places = Own::of(view);
-        let own: Vec<&Entry> = view.iter().filter(|entry| places.has(entry)).collect();
+    pub(super) fn cell_mounts(&mut self, mounts: &Mounts<'_>) {
+        let own = &mounts.own;
         let is_in_proc = |entry: &&&Entry| match entry {
             Entry::Mask { path, .. } => is_in_proc(path),
             _ => false,
         };
         self.scratch();
         for entry in own.iter().filter(|entry| !is_in_proc(entry)) {
-            self.entry(entry, &BTreeMap::new(), mounts);
+            self.entry(entry, &Sources::new(), mounts);
         }
         self.export(SCRATCH);
         // Without a pid namespace, a control, there is nothing it could show.
@@ -225,7 +234,7 @@ impl Writer<'_> {
             self.unmount(SOURCES);
         }
         for entry in own.iter().filter(is_in_proc) {
-            self.entry(entry, &BTreeMap::new(), mounts);
+            self.entry(entry, &Sources::new(), mounts);
         }
         self.export(PROC);
         self.export("/");
@@ -246,8 +255,8 @@ impl Writer<'_> {
 
     /// Clones every part of the host the view shows, each with its final attributes, while the
     /// host's own paths still mean what the plan meant.
-    fn open_sources(&mut self) -> BTreeMap<PathBuf, Slot> {
-        let mut sources = BTreeMap::new();
+    fn open_sources(&mut self) -> Sources<'a> {
+        let mut sources = Sources::new();
         for entry in self.plan.view.iter() {
             let (source, target, writable, device, owner, directory) = match entry {
                 Entry::Bind { source, target, writable, device, owner, directory, .. } => {
@@ -285,7 +294,7 @@ impl Writer<'_> {
             // A bound file may be a device by another name; only directories are searched below.
             let below = if directory { AT_RECURSIVE } else { 0 };
             self.set_attributes(format!("restrict {name}"), fd.into(), "", AT_EMPTY_PATH | below, set);
-            sources.insert(target.clone(), fd);
+            sources.insert(target.as_os_str(), fd);
         }
         sources
     }
@@ -388,18 +397,18 @@ impl Writer<'_> {
     }
 
     /// What is to be mounted at a place: opened for it already, or kept by the ground.
-    fn source(&mut self, target: &Path, sources: &BTreeMap<PathBuf, Slot>, mounts: &Mounts) -> Option<Slot> {
-        if let Some(source) = sources.get(target) {
+    fn source(&mut self, target: &Path, sources: &Sources<'_>, mounts: &Mounts<'_>) -> Option<Slot> {
+        if let Some(source) = sources.get(target.as_os_str()) {
             return Some(*source);
         }
-        let place = self.text(mounts.kept.get(target)?);
+        let place = self.text(mounts.kept.get(target.as_os_str())?);
         let flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE;
         let args = [AT_FDCWD.into(), place.into(), flags.into()];
         let name = shown(target.as_os_str().as_bytes());
         Some(self.call_keep(format!("open what is for {name}"), libc::SYS_open_tree, &args))
     }
 
-    fn entry(&mut self, entry: &Entry, sources: &BTreeMap<PathBuf, Slot>, mounts: &Mounts) {
+    fn entry(&mut self, entry: &Entry, sources: &Sources<'_>, mounts: &Mounts<'_>) {
         self.wall = Wall::Root;
         match entry {
             Entry::Directory { path, own } => {
@@ -447,7 +456,7 @@ impl Writer<'_> {
             }
             Entry::Overlay { target, .. } => {
                 let (path, name) = self.inside(target);
-                let Some(lower) = mounts.kept.get(target) else { return };
+                let Some(lower) = mounts.kept.get(target.as_os_str()) else { return };
                 // No colon, comma or backslash of a host path ever reaches these options.
                 let mut options = format!("lowerdir={lower},upperdir={SCRATCH}/upper,workdir={SCRATCH}/work");
                 // Whatever this kernel does by default: a directory that is renamed is copied, and so is a file whose

@@ -15,11 +15,12 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hotcell_sys::program::Image;
+use hotcell_sys::signals::EndSignals;
 use hotcell_sys::spawner::{Fault, os_error};
 use hotcell_sys::wire;
 use rustix::event::{PollFd, PollFlags};
@@ -153,15 +154,21 @@ impl Observer for Memory {
 #[derive(Clone, Debug)]
 pub struct Remote(std::sync::Arc<OwnedFd>);
 
-/// The end of a [`Remote`] that a run listens to.
+/// What a run listens to: the other end of a [`Remote`], or the signals that ask this program to end.
 #[derive(Debug)]
-pub struct RemoteEnd(OwnedFd);
+pub struct RemoteEnd(Source);
+
+#[derive(Debug)]
+enum Source {
+    Pipe(OwnedFd),
+    Signals(EndSignals),
+}
 
 /// Makes both ends.
 pub fn remote() -> io::Result<(Remote, RemoteEnd)> {
     let (reader, writer) =
         rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK)?;
-    Ok((Remote(std::sync::Arc::new(writer)), RemoteEnd(reader)))
+    Ok((Remote(std::sync::Arc::new(writer)), RemoteEnd(Source::Pipe(reader))))
 }
 
 impl Remote {
@@ -182,7 +189,7 @@ impl RemoteEnd {
     /// asked to end meanwhile, an error of kind `Interrupted`.
     pub fn wait_or_end(remote: Option<&RemoteEnd>, done: &impl AsFd, most: Duration) -> io::Result<bool> {
         let mut fds = vec![PollFd::new(done, PollFlags::IN)];
-        fds.extend(remote.map(|remote| PollFd::new(&remote.0, PollFlags::IN)));
+        fds.extend(remote.map(|remote| PollFd::new(remote, PollFlags::IN)));
         let most = rustix::event::Timespec {
             tv_sec: i64::try_from(most.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(most.subsec_nanos()),
@@ -193,6 +200,33 @@ impl RemoteEnd {
             return Err(io::Error::new(io::ErrorKind::Interrupted, "the run was asked to end"));
         }
         Ok(!fds[0].revents().is_empty())
+    }
+
+    /// What it was told: some of it, if it polls as readable.
+    fn hear(&self) -> Vec<u8> {
+        match &self.0 {
+            Source::Pipe(pipe) => {
+                let mut signals = [0u8; 16];
+                let n = rustix::io::read(pipe, &mut signals).unwrap_or(0);
+                signals[..n].to_vec()
+            }
+            Source::Signals(signals) => signals.wait().into_iter().collect(),
+        }
+    }
+}
+
+impl From<EndSignals> for RemoteEnd {
+    fn from(signals: EndSignals) -> RemoteEnd {
+        RemoteEnd(Source::Signals(signals))
+    }
+}
+
+impl AsFd for RemoteEnd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.0 {
+            Source::Pipe(pipe) => pipe.as_fd(),
+            Source::Signals(signals) => signals.as_fd(),
+        }
     }
 }
 

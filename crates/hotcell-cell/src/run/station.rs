@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use hotcell_sys::id_map::user_namespace;
 use hotcell_sys::program::Image;
 use hotcell_sys::spawner::{Event, Fault, Line, LineEvent, Spawner, Usage};
 use hotcell_sys::wire;
@@ -97,7 +98,7 @@ impl Station {
         let owners = launch::owners(plan);
         let mut namespaces = Vec::new();
         for (uid, gid) in &owners {
-            let made = spawner.user_namespace(&launch::id_map(*uid, id), &launch::id_map(*gid, id));
+            let made = user_namespace(&launch::id_map(*uid, id), &launch::id_map(*gid, id));
             namespaces.push(made.map_err(platform("a map of ids for the workspace cannot be made"))?);
         }
         let making = Making { id, group: group.group.as_ref(), is_begun, owners: &owners };
@@ -359,7 +360,7 @@ fn await_event(
 ) -> Result<(bool, bool), RunError> {
     let control = spawner.as_pollable();
     let cell = line.map(Line::as_pollable);
-    let remote = remote.map(|remote| remote.0.as_fd());
+    let remote = remote.map(AsFd::as_fd);
     // A place for each: one that is not there is one that says nothing.
     let places = [Some(&control), cell.as_ref(), remote.as_ref()];
     let mut fds: Vec<PollFd<'_>> = places.into_iter().flatten().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();

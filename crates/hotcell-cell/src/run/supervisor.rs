@@ -202,7 +202,7 @@ impl<'a> Supervisor<'a> {
             whose.push(Whose::Input);
         }
         if let Some(remote) = remote {
-            fds.push(PollFd::new(&remote.0, PollFlags::IN));
+            fds.push(PollFd::new(remote, PollFlags::IN));
             whose.push(Whose::Remote);
         }
         let wait = wake.saturating_duration_since(Instant::now());
@@ -286,15 +286,13 @@ impl<'a> Supervisor<'a> {
     }
 
     fn remote(&mut self, remote: Option<&RemoteEnd>) {
-        let mut signals = [0u8; 16];
-        let Some(Ok(n)) = remote.map(|remote| rustix::io::read(&remote.0, &mut signals)) else { return };
-        for signal in &signals[..n] {
-            let is_named = Signal::from_named_raw(i32::from(*signal)).is_some();
+        for signal in remote.into_iter().flat_map(RemoteEnd::hear) {
+            let is_named = Signal::from_named_raw(i32::from(signal)).is_some();
             match (is_named, self.grace_until) {
                 (true, None) => {
                     self.resume();
                     // Init passes it on to the command's process group.
-                    let _gone = self.line.signal(*signal);
+                    let _gone = self.line.signal(signal);
                     self.grace_until = Some(Instant::now() + GRACE);
                 }
                 _ => self.end(Outcome::Killed, None),

@@ -49,7 +49,6 @@ pub(crate) use call;
 pub(crate) const MMAP: i64 = 9;
 pub(crate) const RT_SIGACTION: i64 = 13;
 pub(crate) const RT_SIGPROCMASK: i64 = 14;
-pub(crate) const PAUSE: i64 = 34;
 pub(crate) const GETPID: i64 = 39;
 pub(crate) const SENDMSG: i64 = 46;
 pub(crate) const RECVMSG: i64 = 47;
@@ -71,9 +70,12 @@ pub(crate) const DUP3: i64 = 292;
 pub(crate) const CLONE3: i64 = 435;
 pub(crate) const CLOSE_RANGE: i64 = 436;
 
-const CLONE_VM: u64 = 0x100;
-const CLONE_VFORK: u64 = 0x4000;
-const SIGCHLD: u64 = 17;
+/// For [`clone`]: the process shares this one's memory.
+pub(crate) const CLONE_VM: u64 = 0x100;
+/// For [`clone`]: this one stands still until the other has executed something else or ended.
+pub(crate) const CLONE_VFORK: u64 = 0x4000;
+/// For [`clone`]: this one is told of the other's end.
+pub(crate) const SIGCHLD: u64 = 17;
 
 /// Leaves this program for what the frame of a signal says: its registers, its stack, its place in the code.
 ///
@@ -94,22 +96,15 @@ pub(crate) unsafe fn resume(frame: u64) -> ! {
     }
 }
 
-/// Starts a process on a stack of its own: its pid, or `-errno`. It shares this one's memory, and this one waits until it
-/// has executed something else or ended, so that no page is copied; unless it is to keep its memory, as a copy.
+/// Starts a process on a stack of its own: its pid, or `-errno`.
 ///
 /// # Safety
 /// `stack_top` must be the end of writable memory that nobody else uses meanwhile, aligned to 16 bytes. `run` must not
 /// return, nor change what this process relies on, but through `argument`.
-pub(crate) unsafe fn fork(
-    keeps_memory: bool,
-    stack_top: u64,
-    run: unsafe extern "C" fn(u64) -> !,
-    argument: u64,
-) -> i64 {
-    let flags = if keeps_memory { SIGCHLD } else { CLONE_VM | CLONE_VFORK | SIGCHLD };
+pub(crate) unsafe fn clone(flags: u64, stack_top: u64, run: unsafe extern "C" fn(u64) -> !, argument: u64) -> i64 {
     let answer: i64;
-    // SAFETY: the child goes to `run` without touching this frame, which it cannot see on its own stack; this process
-    // stands still until it has left the memory they share.
+    // SAFETY: the child goes to `run` without touching this frame, which it cannot see on its own stack; what it does
+    // there is the caller's promise.
     unsafe {
         asm!(
             "syscall",

@@ -25,7 +25,6 @@ const SIGSTOP: u64 = 19;
 const SIGCONT: u64 = 18;
 const SIGNALS: u64 = 64;
 const PR_SET_PDEATHSIG: u64 = 1;
-const CLONE_NEWUSER: u64 = 0x1000_0000;
 const CLONE_PIDFD: u64 = 0x1000;
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 const MSG_NOSIGNAL: u64 = 0x4000;
@@ -149,14 +148,10 @@ pub(crate) unsafe fn spawner() -> ! {
     // What the supervisor's callers ignore must not be ignored here: a dead child would vanish unseen.
     default_signals();
     let alive = Alive::new();
-    let (mut holder, mut program) = (0, None);
+    let mut program = None;
     loop {
         let received = receive();
         match (received.command.kind, program) {
-            (COMMAND_HOLD, None) => {
-                release(holder);
-                holder = hold(&alive);
-            }
             (COMMAND_EARLY, None) => {
                 let header = map(BASE, &received);
                 // SAFETY: `map` checked the magic, so the tables are those our library wrote.
@@ -167,7 +162,6 @@ pub(crate) unsafe fn spawner() -> ! {
                 unsafe { call!(nr::MUNMAP, BASE, received.command.value) };
             }
             (COMMAND_PROGRAM, None) => {
-                release(holder);
                 let header = map(BASE, &received);
                 // SAFETY: `map` checked the magic, so the tables are those our library wrote.
                 run_or_fail(unsafe { interpret(header, header.ground) });
@@ -193,10 +187,7 @@ pub(crate) unsafe fn spawner() -> ! {
                 sweep(unsafe { &*(BASE as *const Header) });
                 exit(0)
             }
-            _ => {
-                release(holder);
-                exit(0)
-            }
+            _ => exit(0),
         }
     }
 }
@@ -385,8 +376,11 @@ fn run(received: &Received) -> Running {
     let header = map(COMMAND_BASE, received);
     let begun_us = now_us();
     let top = (&raw mut STACK) as u64 + size_of::<[u64; 2048]>() as u64;
+    // While it shares our memory, we stand still, and no page is copied; what restores another needs memory of its own.
+    let shared = if header.is_restored != 0 { 0 } else { nr::CLONE_VM | nr::CLONE_VFORK };
+    let flags = shared | nr::SIGCHLD;
     // SAFETY: the stack is used by nobody else; `payload` does not return.
-    let payload = unsafe { nr::fork(header.is_restored != 0, top, payload, COMMAND_BASE) };
+    let payload = unsafe { nr::clone(flags, top, payload, COMMAND_BASE) };
     // The ends of the payload's pipes must be its own.
     for fd in received.inputs() {
         close(*fd);
@@ -621,39 +615,12 @@ impl Alive {
     }
 }
 
-/// Makes a process that only keeps a new user namespace alive, and tells its pid.
-fn hold(spawner: &Alive) -> i64 {
-    // SAFETY: a plain fork into a new user namespace.
-    let pid = unsafe { call!(nr::CLONE, CLONE_NEWUSER | SIGCHLD as u64, 0, 0, 0, 0) };
-    if pid == 0 {
-        // SAFETY: integers only. The namespace must not outlive the spawner.
-        unsafe { call!(nr::PRCTL, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) };
-        spawner.watch_only();
-        if spawner.is_gone() {
-            exit(1);
-        }
-        loop {
-            // SAFETY: waits for the kill.
-            unsafe { call!(nr::PAUSE) };
-        }
-    }
-    send(&Message { kind: MESSAGE_HOLDING, value: pid, ..Message::default() }, &[]);
-    pid
-}
-
 /// Microseconds of a clock that only goes forward.
 fn now_us() -> u64 {
     let mut now = [0u64; 2];
     // SAFETY: writes one timespec of ours.
     unsafe { call!(nr::CLOCK_GETTIME, CLOCK_MONOTONIC, &raw mut now) };
     now[0].wrapping_mul(1_000_000).wrapping_add(now[1] / 1000)
-}
-
-/// Ends a holder: the supervisor has its namespace by descriptor now.
-fn release(holder: i64) {
-    if holder > 0 {
-        kill_and_reap(holder);
-    }
 }
 
 /// Kills a child of this process, waits until it is gone, and says how it ended and what it used.

@@ -70,6 +70,12 @@ impl Place {
         Place { launchers, directory, noop }
     }
 
+    /// A command as it is called where the no-op's directory is at `/noop`.
+    fn inside(&self, argv: &[String]) -> Vec<String> {
+        let directory = self.directory.path().display().to_string();
+        argv.iter().map(|word| word.replace(&directory, "/noop")).collect()
+    }
+
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
@@ -97,7 +103,7 @@ pub(crate) struct Contender {
 pub(crate) fn all(place: &Place, is_wanted: &dyn Fn(&str, Payload) -> bool) -> (Vec<Contender>, Vec<&'static str>) {
     let (mut able, mut absent) = (Vec::new(), Vec::new());
     for payload in Payload::ALL {
-        let candidates = peers(place, payload).into_iter().chain(ours(place, payload));
+        let candidates = peers(place, payload).into_iter().chain(engines(place, payload)).chain(ours(place, payload));
         for Candidate { name, is_ours, make } in candidates.filter(|one| is_wanted(one.name, payload)) {
             let start = make();
             // Twice: the first start of some makes what the next ones use.
@@ -173,13 +179,7 @@ fn peers(place: &Place, payload: Payload) -> Vec<Candidate<'_>> {
 /// A bundle for a container runtime, with the host's `/usr` as its root's, and the command that runs it.
 fn bundle(place: &Place, runtime: &'static str, payload: Payload, argv: &[String]) -> Option<Vec<String>> {
     let directory = place.path(&format!("{runtime}-{}", payload.name()));
-    let root = directory.join("rootfs");
-    for name in ["usr", "proc", "dev", "sys", "tmp", "noop"] {
-        std::fs::create_dir_all(root.join(name)).ok()?;
-    }
-    for name in ["bin", "lib", "lib64"] {
-        std::os::unix::fs::symlink(format!("usr/{name}"), root.join(name)).ok()?;
-    }
+    make_root(&directory.join("rootfs")).ok()?;
     let made = Command::new(runtime).arg("spec").current_dir(&directory).stderr(Stdio::null()).status();
     if !made.is_ok_and(|status| status.success()) {
         // Named among those that are absent when its start fails.
@@ -187,9 +187,7 @@ fn bundle(place: &Place, runtime: &'static str, payload: Payload, argv: &[String
     }
     let path = directory.join("config.json");
     let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).ok()?).ok()?;
-    let argv: Vec<String> =
-        argv.iter().map(|word| word.replace(&place.directory.path().display().to_string(), "/noop")).collect();
-    config["process"]["args"] = argv.into();
+    config["process"]["args"] = place.inside(argv).into();
     config["process"]["terminal"] = false.into();
     config["process"]["rlimits"] = serde_json::json!([]);
     let bind = |source: &Path, target: &str| serde_json::json!({ "destination": target, "source": source, "type": "bind", "options": ["rbind", "ro"] });
@@ -200,6 +198,69 @@ fn bundle(place: &Place, runtime: &'static str, payload: Payload, argv: &[String
         serde_json::json!({ "memory": { "limit": 2_147_483_648u64 }, "pids": { "limit": 256 } });
     std::fs::write(&path, config.to_string()).ok()?;
     Some([runtime, "run", "-b", &directory.display().to_string(), NAME].map(str::to_owned).to_vec())
+}
+
+/// The places of a root whose `/usr` is the host's.
+fn make_root(root: &Path) -> std::io::Result<()> {
+    for name in ["usr", "proc", "dev", "sys", "tmp", "etc", "run", "noop"] {
+        std::fs::create_dir_all(root.join(name))?;
+    }
+    for name in ["bin", "lib", "lib64"] {
+        std::os::unix::fs::symlink(format!("usr/{name}"), root.join(name))?;
+    }
+    Ok(())
+}
+
+/// Container engines, where they are: without a network, and with a limit on memory and processes.
+fn engines(place: &Place, payload: Payload) -> Vec<Candidate<'_>> {
+    let argv = place.inside(&payload.argv(place));
+    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let options = format!(
+        "run --rm --network none --memory 2g --pids-limit 256 --ulimit nofile=1024:1024 --ulimit nproc=4096:4096 \
+         -v /usr:/usr:ro -v {}:/noop:ro",
+        place.directory.path().display()
+    );
+    let root = place.path(&format!("engine-{}", payload.name()));
+    make_root(&root).expect("a directory of ours");
+    let podman =
+        [words("podman --cgroup-manager=cgroupfs --runtime runc"), words(&options), words("--rootfs")].concat();
+    let podman = [podman, vec![root.display().to_string()], argv.clone()].concat();
+    let docker = move || -> Start {
+        let image = Image::of(&root);
+        let start = command(place, [words("docker"), words(&options), vec![image.0.clone()], argv].concat());
+        Box::new(move || {
+            let _is_there = &image;
+            start()
+        })
+    };
+    vec![
+        Candidate { name: "podman run", is_ours: false, make: Box::new(|| command(place, podman)) },
+        Candidate { name: "docker run", is_ours: false, make: Box::new(docker) },
+    ]
+}
+
+/// An image of docker's, which is removed with this. Where there is no docker, nothing comes of it.
+struct Image(String);
+
+impl Image {
+    fn of(root: &Path) -> Image {
+        let name = root.file_name().unwrap_or_default().display();
+        let image = Image(format!("hotcell-bench-{}-{name}", std::process::id()));
+        let import = "tar -C \"$1\" -c . | docker import - \"$2\"";
+        Image::quietly(Command::new("sh").args(["-c", import, "sh"]).arg(root).arg(&image.0));
+        image
+    }
+
+    fn quietly(command: &mut Command) {
+        // If it fails, so does every start, which says that docker is not able to run here.
+        let _shows_later = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    }
+}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        Image::quietly(Command::new("docker").args(["rmi", "--force"]).arg(&self.0));
+    }
 }
 
 /// A plan of a payload, with every wall and the default limits.
@@ -281,10 +342,15 @@ fn ours(place: &Place, payload: Payload) -> Vec<Candidate<'_>> {
             Box::new(move || timed(|| pool.run().is_ok_and(|report| report.exit_code == Some(0))))
         }
     };
+    let whole_template = || -> Start {
+        let words = [env!("CARGO_BIN_EXE_hotcell"), "run", "-q", "--template", "/usr/bin/python3", "--", "-c", "pass"];
+        command(place, words.map(str::to_owned).to_vec())
+    };
     let templates = if payload == Payload::Python {
         vec![
             ours("hotcell, template, on demand", Box::new(template(Ahead::Station))),
             ours("hotcell, template, pool", Box::new(template(Ahead::Cell))),
+            Candidate { name: "hotcell run --template", is_ours: true, make: Box::new(whole_template) },
         ]
     } else {
         Vec::new()
