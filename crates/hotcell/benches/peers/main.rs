@@ -18,6 +18,8 @@ mod memory;
 mod quiet;
 mod report;
 
+use std::fs::File;
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -71,6 +73,9 @@ fn main() {
         return launcher::be_one();
     }
     let args = Args::parse();
+    // Before anything that takes long.
+    let create = |path: &String| File::create(path).unwrap_or_else(|error| panic!("cannot write `{path}`: {error}"));
+    let (json, svg) = (args.json.as_ref().map(create), args.svg.as_ref().map(create));
     let place = Place::new();
     let (contenders, absent) = contenders::all(&place, &|name, payload| args.wants(name, payload));
     let mut gate = Gate::new(Duration::from_millis(50));
@@ -83,11 +88,11 @@ fn main() {
     let (n_waits, n_dropped) = (gate.n_waits, gate.n_dropped);
     let results = Results { n_mounts, n_waits, n_dropped, absent, latencies, rates, memory };
     print!("{}", results.table());
-    if let Some(path) = args.json {
-        std::fs::write(path, format!("{:#}\n", results.json())).expect("the JSON can be written");
+    if let Some(mut file) = json {
+        writeln!(file, "{:#}", results.json()).expect("there is room for it");
     }
-    if let Some(path) = args.svg {
-        std::fs::write(path, results.picture()).expect("the picture can be written");
+    if let Some(mut file) = svg {
+        file.write_all(results.picture().as_bytes()).expect("there is room for it");
     }
 }
 
