@@ -21,6 +21,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use hotcell_base::Bytes;
 use hotcell_base::text::shown_path;
 use serde::Serialize;
 
@@ -92,12 +93,17 @@ impl Layout {
 
     /// Every directory that a group of this name may consist of.
     pub fn candidates(&self, name: &str) -> Vec<PathBuf> {
+        self.parents().into_iter().map(|parent| parent.join(name)).collect()
+    }
+
+    /// Every directory that groups may be made in.
+    pub(crate) fn parents(&self) -> Vec<&Path> {
         let parents =
             [&self.memory_v1, &self.pids_v1, &self.cpu_v1, &self.cpuacct_v1, &self.unified, &self.unified_root];
-        let mut paths: Vec<PathBuf> = parents.into_iter().flatten().map(|parent| parent.join(name)).collect();
-        paths.sort_unstable();
-        paths.dedup();
-        paths
+        let mut parents: Vec<&Path> = parents.into_iter().flatten().map(|parent| &**parent).collect();
+        parents.sort_unstable();
+        parents.dedup();
+        parents
     }
 
     /// Which kind of tree this is.
@@ -130,6 +136,14 @@ pub enum NoGroup {
     /// No tree has the controller.
     #[error("the {0} controller is not mounted here")]
     NoController(&'static str),
+    /// What is in it takes more than it may.
+    #[error("its files and pages take {used} of memory already, and the limit would be {limit}")]
+    Full {
+        /// What is taken.
+        used: Bytes,
+        /// What may be.
+        limit: Bytes,
+    },
     /// The tree does not let us.
     #[error("cannot {what} `{}`", shown_path(path))]
     Refused {
@@ -319,11 +333,12 @@ impl Group {
         if self.is_used_up.get() || self.limits_now != self.limits {
             return false;
         }
-        if self.counters.residue() > RESIDUE_MAX {
+        let has_residue = |this: &Self| this.counters.usage().is_none_or(|usage| usage > RESIDUE_MAX);
+        if has_residue(self) {
             // Pages of files that are in no cell any more; what cannot be given back shows below.
             let _as_far_as_can_be = write(memory, "memory.force_empty", 0);
         }
-        let is_lowered = self.counters.residue() <= RESIDUE_MAX && self.counters.lower_memory_peak();
+        let is_lowered = !has_residue(self) && self.counters.lower_memory_peak();
         let now = self.counters.read();
         self.before = Sample { pids_peak: None, memory_peak: None, ..now };
         is_lowered && now.pids_peak.is_some_and(|peak| peak <= 1)
@@ -342,8 +357,21 @@ impl Group {
 
     /// Sets other limits, until the next cell.
     pub(crate) fn limit(&mut self, limits: &Limits) -> Result<(), NoGroup> {
-        if self.is_released.take() || self.limits_now != *limits {
-            self.place.limit(limits)?;
+        if self.is_released.get() || self.limits_now != *limits {
+            let used = self.counters.usage();
+            if let (Place::V2 { .. }, Some(used)) = (&self.place, used.filter(|used| *used > limits.memory.0)) {
+                // There, whoever holds it would be killed for it: init.
+                return Err(NoGroup::Full { used: Bytes(used), limit: limits.memory });
+            }
+            // Until all of them hold, it is not known which do.
+            self.is_released.set(true);
+            self.place.limit(limits).map_err(|error| match (error, used) {
+                (NoGroup::Refused { source, .. }, Some(used)) if source.raw_os_error() == Some(libc::EBUSY) => {
+                    NoGroup::Full { used: Bytes(used), limit: limits.memory }
+                }
+                (error, _) => error,
+            })?;
+            self.is_released.set(false);
             self.limits_now = limits.clone();
         }
         Ok(())
@@ -517,7 +545,7 @@ impl Counters {
                     .open(directory.join("memory.peak"))
                     .ok()
                     .or_else(|| open(directory, "memory.peak")),
-                memory_usage: None,
+                memory_usage: open(directory, "memory.current"),
                 pids_events: open(directory, "pids.events"),
                 pids_peak: open(directory, "pids.peak"),
                 cpu_stat,
@@ -542,8 +570,8 @@ impl Counters {
     }
 
     /// What the group holds in memory now.
-    fn residue(&self) -> u64 {
-        self.memory_usage.as_ref().and_then(|file| pread(file).trim().parse().ok()).unwrap_or(u64::MAX)
+    fn usage(&self) -> Option<u64> {
+        self.memory_usage.as_ref().and_then(|file| pread(file).trim().parse().ok())
     }
 
     fn lower_memory_peak(&self) -> bool {

@@ -98,6 +98,8 @@ impl Limits {
         let unlimited = |time: Option<Duration>| time.unwrap_or(Duration::MAX);
         let file_size = |limits: &Limits| limits.file_size.unwrap_or(Bytes(u64::MAX));
         let wider = [
+            ("time", self.time > cell.time),
+            ("output", self.output > cell.output),
             ("cpus", self.cpus.milli > cell.cpus.milli),
             ("cpu-time", unlimited(self.cpu_time) > unlimited(cell.cpu_time)),
             ("memory", self.memory > cell.memory),

@@ -800,6 +800,11 @@ impl Plan {
         Ok(plan)
     }
 
+    /// The host's own directories and files that a cell may write to.
+    pub fn writable(&self) -> &[PathBuf] {
+        &self.writable
+    }
+
     /// The directory the command starts in.
     pub fn cwd(&self) -> &Path {
         &self.cwd

@@ -11,7 +11,7 @@
 
 use std::collections::VecDeque;
 use std::num::NonZero;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -20,7 +20,8 @@ use std::time::Instant;
 use crate::plan::{Exec, Plan};
 use crate::report::Report;
 use crate::run::station::{Rising, Station};
-use crate::run::{Memory, Observer, RemoteEnd, RunError, Stdin, group_name, now};
+use crate::run::strays::{self, group_name};
+use crate::run::{Memory, Observer, RemoteEnd, RunError, Stdin, now};
 use crate::session::ExecError;
 
 /// What is done before anybody asks.
@@ -57,6 +58,8 @@ pub struct Pool {
 
 #[derive(Debug, Default)]
 struct Shared {
+    /// Whether nothing is made ready any more.
+    is_closing: AtomicBool,
     ready: Mutex<Ready>,
     came: Condvar,
     hits: AtomicU64,
@@ -68,8 +71,8 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Ready {
     stations: VecDeque<(Station, Option<Rising>)>,
-    /// Why the last station could not be opened.
-    failure: Option<RunError>,
+    /// Why stations could not be made ready, one for each that is missing.
+    failures: Vec<RunError>,
 }
 
 impl Shared {
@@ -89,6 +92,7 @@ impl Pool {
         if !plan.writable.is_empty() {
             return Err(RunError::InPlace);
         }
+        strays::sweep(&plan.host.cgroups);
         let plan = Arc::new(plan);
         let shared = Arc::new(Shared::default());
         // Here, so that whoever opens a pool hears why it cannot be had.
@@ -164,17 +168,23 @@ impl Pool {
     ) -> Result<Report, RunError> {
         let times = (Instant::now(), now());
         let (mut station, rising) = self.take()?;
+        // However this ends, something comes back.
+        let mut back = Back { pool: self, station: None };
         let ran = match rising {
             Some(rising) => Ok(rising),
             None => station.raise(),
         }
         .and_then(|rising| station.run((rising, &self.plan), plan, &mut Some(stdin), observer, remote, times));
         // One that failed is not used again.
-        let station = ran.is_ok().then_some(station);
+        back.station = ran.is_ok().then_some(station);
+        ran
+    }
+
+    /// Hands a station, or the lack of one, to a keeper.
+    fn keep(&self, station: Option<Station>) {
         if let Some(used) = &self.used {
             let _listens = used.send(station);
         }
-        ran
     }
 
     fn take(&self) -> Result<(Station, Option<Rising>), RunError> {
@@ -182,14 +192,15 @@ impl Pool {
         let counter = if ready.stations.is_empty() { &self.shared.waits } else { &self.shared.hits };
         counter.fetch_add(1, Ordering::Relaxed);
         loop {
+            let failure = ready.failures.pop();
+            if failure.is_some() {
+                // It is tried again, whoever hears of it.
+                self.keep(None);
+            }
             if let Some(found) = ready.stations.pop_front() {
                 return Ok(found);
             }
-            if let Some(failure) = ready.failure.take() {
-                // The next one tries again.
-                if let Some(used) = &self.used {
-                    let _listens = used.send(None);
-                }
+            if let Some(failure) = failure {
                 return Err(failure);
             }
             ready = self.shared.came.wait(ready).unwrap_or_else(PoisonError::into_inner);
@@ -197,8 +208,21 @@ impl Pool {
     }
 }
 
+/// Gives back what was taken.
+struct Back<'a> {
+    pool: &'a Pool,
+    station: Option<Station>,
+}
+
+impl Drop for Back<'_> {
+    fn drop(&mut self) {
+        self.pool.keep(self.station.take());
+    }
+}
+
 impl Drop for Pool {
     fn drop(&mut self) {
+        self.shared.is_closing.store(true, Ordering::Relaxed);
         self.used = None;
         for keeper in self.keepers.drain(..) {
             // A keeper that panicked has ended, too.
@@ -209,6 +233,9 @@ impl Drop for Pool {
 
 /// Makes a station ready again, or opens another in its place.
 fn keep(plan: &Plan, shared: &Shared, station: Option<Station>, ahead: Ahead) {
+    if shared.is_closing.load(Ordering::Relaxed) {
+        return;
+    }
     let again = station.and_then(|mut station| station.renew().is_ok().then_some(station));
     let made = match again {
         Some(station) => {
@@ -221,7 +248,7 @@ fn keep(plan: &Plan, shared: &Shared, station: Option<Station>, ahead: Ahead) {
     let mut ready = shared.ready();
     match made {
         Ok(made) => ready.stations.push_back(made),
-        Err(failure) => ready.failure = Some(failure),
+        Err(failure) => ready.failures.push(failure),
     }
     drop(ready);
     shared.came.notify_one();

@@ -30,8 +30,9 @@ pub struct Report {
     pub cpu: Duration,
     /// Most memory used at one time.
     pub memory_peak_bytes: u64,
-    /// Most processes and threads at one time, without the cell's own init.
-    pub pids_peak: u64,
+    /// Most processes and threads at one time, without the cell's own init. Not known of a command in a session that had
+    /// no more than one before it.
+    pub pids_peak: Option<u64>,
     /// Most bytes written to the workspace and scratch at one time, as far as it was seen.
     pub disk_peak_bytes: u64,
     /// Read from storage.

@@ -70,6 +70,10 @@ const NAMESPACE_FLAGS: u32 = (libc::CLONE_NEWNS
 const SETID_BITS: u32 = libc::S_ISUID | libc::S_ISGID;
 const CREATES: u32 = (libc::O_CREAT | (libc::O_TMPFILE & !libc::O_DIRECTORY)) as u32;
 const SOCKET_TYPE: u32 = 0xf;
+/// The pid of a cell's init, inside.
+const INIT: u32 = 1;
+const IOPRIO_WHO_PROCESS: u32 = 1;
+const IOPRIO_WHO_USER: u32 = 3;
 // Terminal requests; the kernel reads them as 32 bits.
 const TIOCSTI: u32 = 0x5412;
 const TIOCLINUX: u32 = 0x541c;
@@ -140,11 +144,10 @@ const GROUPS: &[Group] = &[
             libc::SYS_getegid, libc::SYS_getresuid, libc::SYS_getresgid, libc::SYS_getgroups, libc::SYS_prctl,
             libc::SYS_arch_prctl, libc::SYS_set_tid_address, libc::SYS_set_robust_list, libc::SYS_get_robust_list,
             libc::SYS_rseq, libc::SYS_futex, libc::SYS_futex_waitv, SYS_FUTEX_WAKE, SYS_FUTEX_WAIT, SYS_FUTEX_REQUEUE,
-            libc::SYS_sched_yield, libc::SYS_sched_getparam, libc::SYS_sched_setparam, libc::SYS_sched_getscheduler,
-            libc::SYS_sched_setscheduler, libc::SYS_sched_get_priority_max, libc::SYS_sched_get_priority_min,
-            libc::SYS_sched_rr_get_interval, libc::SYS_sched_getaffinity, libc::SYS_sched_setaffinity, libc::SYS_sched_setattr,
-            libc::SYS_sched_getattr, libc::SYS_getpriority, libc::SYS_setpriority, libc::SYS_ioprio_get,
-            libc::SYS_ioprio_set, libc::SYS_getrusage, libc::SYS_times, libc::SYS_getrlimit, libc::SYS_getcpu,
+            libc::SYS_sched_yield, libc::SYS_sched_getparam, libc::SYS_sched_getscheduler,
+            libc::SYS_sched_get_priority_max, libc::SYS_sched_get_priority_min,
+            libc::SYS_sched_rr_get_interval, libc::SYS_sched_getaffinity, libc::SYS_sched_getattr,
+            libc::SYS_getpriority, libc::SYS_ioprio_get, libc::SYS_getrusage, libc::SYS_times, libc::SYS_getrlimit, libc::SYS_getcpu,
             libc::SYS_pidfd_open, libc::SYS_pidfd_send_signal, libc::SYS_process_mrelease, libc::SYS_restart_syscall,
             libc::SYS_uname, libc::SYS_sysinfo,
         ],
@@ -392,6 +395,35 @@ const CONDITIONS: &[Condition] = &[
             (&[Test::Is(1, libc::RLIMIT_CORE), Test::NotNull(2)], Verdict::Refuse(EPERM)),
             (&[Test::Is(0, 0)], Verdict::Allow),
             (&[Test::NotNull(2)], Verdict::Refuse(EPERM)),
+        ],
+        otherwise: Verdict::Allow,
+    },
+    Condition {
+        name: "init's scheduling",
+        why: "one's own and one's children's; but all commands of a session inherit what init has, which runs as the same user",
+        calls: &[
+            libc::SYS_sched_setparam, libc::SYS_sched_setscheduler, libc::SYS_sched_setaffinity, libc::SYS_sched_setattr,
+        ],
+        clauses: &[(&[Test::Is(0, INIT)], Verdict::Refuse(EPERM))],
+        otherwise: Verdict::Allow,
+    },
+    Condition {
+        name: "init's priority",
+        why: "as above; all processes of the user would be init, too",
+        calls: &[libc::SYS_setpriority],
+        clauses: &[
+            (&[Test::Is(0, libc::PRIO_USER)], Verdict::Refuse(EPERM)),
+            (&[Test::Is(0, libc::PRIO_PROCESS), Test::Is(1, INIT)], Verdict::Refuse(EPERM)),
+        ],
+        otherwise: Verdict::Allow,
+    },
+    Condition {
+        name: "init's io priority",
+        why: "as above",
+        calls: &[libc::SYS_ioprio_set],
+        clauses: &[
+            (&[Test::Is(0, IOPRIO_WHO_USER)], Verdict::Refuse(EPERM)),
+            (&[Test::Is(0, IOPRIO_WHO_PROCESS), Test::Is(1, INIT)], Verdict::Refuse(EPERM)),
         ],
         otherwise: Verdict::Allow,
     },
@@ -844,5 +876,23 @@ mod tests {
         assert_eq!(answer(libc::SYS_prlimit64, args(&[1, nofile, 8, 0])), REFUSED);
         assert_eq!(answer(libc::SYS_prlimit64, args(&[1, nofile, 0, 8])), "allow");
         assert_eq!(answer(libc::SYS_prlimit64, args(&[0, nofile, 8, 0])), "allow");
+    }
+
+    #[test]
+    fn init_runs_as_it_was_started() {
+        for call in [libc::SYS_sched_setaffinity, libc::SYS_sched_setscheduler, libc::SYS_sched_setattr] {
+            assert_eq!(answer(call, args(&[1, 8, 8])), REFUSED);
+            assert_eq!(answer(call, args(&[1 | 1 << 32, 8, 8])), REFUSED);
+            assert_eq!(answer(call, args(&[0, 8, 8])), "allow");
+            assert_eq!(answer(call, args(&[7, 8, 8])), "allow");
+        }
+        let (process, group, user) = (0, 1, 2);
+        assert_eq!(answer(libc::SYS_setpriority, args(&[process, 1, 19])), REFUSED);
+        assert_eq!(answer(libc::SYS_setpriority, args(&[user, 0, 19])), REFUSED);
+        assert_eq!(answer(libc::SYS_setpriority, args(&[process, 0, 19])), "allow");
+        assert_eq!(answer(libc::SYS_setpriority, args(&[group, 0, 19])), "allow");
+        assert_eq!(answer(libc::SYS_ioprio_set, args(&[1, 1, 0])), REFUSED);
+        assert_eq!(answer(libc::SYS_ioprio_set, args(&[3, 0, 0])), REFUSED);
+        assert_eq!(answer(libc::SYS_ioprio_set, args(&[1, 0, 0])), "allow");
     }
 }

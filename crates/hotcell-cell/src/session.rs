@@ -13,7 +13,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use crate::plan::{Exec, Plan};
 use crate::report::{Aftermath, Isolation, Report};
 use crate::run::station::{Rising, Station};
-use crate::run::{Memory, Observer, RemoteEnd, RunError, Stdin, aftermath, group_name, now};
+use crate::run::strays::{self, group_name};
+use crate::run::{Memory, Observer, RemoteEnd, RunError, Stdin, aftermath, now};
 
 /// A cell that stays.
 #[derive(Debug)]
@@ -28,6 +29,7 @@ pub struct Session {
 impl Session {
     /// Builds and proves a cell of a plan; see [`crate::Builder::plan_session`].
     pub fn open(plan: Plan, observer: &mut dyn Observer) -> Result<Session, RunError> {
+        strays::sweep(&plan.host.cgroups);
         Session::open_as(plan, &group_name("hotcell-session"), observer)
     }
 

@@ -11,6 +11,7 @@ use hotcell_base::{Outcome, RunId};
 use hotcell_cell::changes::{Changes, Layer};
 use hotcell_cell::plan::Workspace;
 use hotcell_cell::run::Traces;
+use hotcell_cell::template::{Template, TemplateError};
 use hotcell_cell::{Observer, Plan, RemoteEnd, Report, RunError, Session, Stdin, Stream};
 use jiff::Timestamp;
 
@@ -66,6 +67,14 @@ pub enum GateError {
         record: Box<Record>,
         /// Why not: asked to end, or the queue failed.
         source: io::Error,
+    },
+    /// There is no template to begin from.
+    #[error("there is no template to begin from")]
+    Warm {
+        /// The record of the program that was to be loaded.
+        record: Box<Record>,
+        /// What went wrong.
+        source: TemplateError,
     },
     /// The cell failed.
     #[error("cannot run `{command}`")]
@@ -123,6 +132,41 @@ impl Gate {
         let ran = session.exec_with(plan, request.stdin, &mut recorder, remote);
         drop(recorder);
         admitted.settle(ran)
+    }
+
+    /// Loads a program to begin from, and leaves a `runs/<id>/` behind as any run does; see [`Template::warm`].
+    pub(crate) fn warm(
+        &self,
+        plan: &Plan,
+        memory: File,
+        trial: &[&str],
+        remote: Option<&RemoteEnd>,
+    ) -> Result<Template, GateError> {
+        let mut admitted = self.admit(plan, &Request::default(), Kind::Template, None)?;
+        let turn = Turn::wait(&self.home, remote).map_err(|source| self.never_started(&mut admitted.record, source))?;
+        let mut nobody = Nobody;
+        let mut recorder = admitted.recorder(plan, &mut nobody)?;
+        recorder.turn = Some(turn);
+        let warmed = Template::warm_as(plan, &admitted.group, memory, trial, &mut recorder, remote);
+        drop(recorder);
+        admitted.record.ended_at = Some(Timestamp::now());
+        match warmed {
+            Ok((template, report)) => {
+                admitted.record.finish(&report);
+                admitted.record.error = Some("it was loaded, taken down as a template, and ended".to_owned());
+                admitted.end(Ok(()))?;
+                Ok(template)
+            }
+            Err(source) => {
+                admitted.record.outcome = Some(match &source {
+                    TemplateError::Ended { outcome, .. } => *outcome,
+                    _ => Outcome::PlatformError,
+                });
+                admitted.record.error = Some(chain(&source));
+                let record = Box::new(admitted.end(Ok(()))?);
+                Err(GateError::Warm { record, source })
+            }
+        }
     }
 
     /// Opens a session. Its record, which has no end until it is closed, is in `runs/<id>/` as well.
@@ -210,7 +254,7 @@ impl Gate {
             wall_ms: 0.0,
             cpu_ms: 0.0,
             memory_peak_bytes: 0,
-            pids_peak: 0,
+            pids_peak: None,
             disk_peak_bytes: 0,
             io_read_bytes: 0,
             io_write_bytes: 0,

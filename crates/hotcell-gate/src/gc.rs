@@ -43,7 +43,10 @@ impl Leftover {
     /// What it is, in a word, and which.
     pub fn describe(&self) -> (&'static str, String) {
         match self {
-            Leftover::Cell(cell) => ("cell", format!("{} with {} cgroups", cell.run_id, cell.cgroups.len())),
+            Leftover::Cell(cell) => {
+                let n_groups = cell.cgroups.iter().filter(|group| group.exists()).count();
+                ("cell", format!("{} with {n_groups} cgroups", cell.run_id))
+            }
             Leftover::Run(id) => ("run", format!("{id} has no end")),
             Leftover::Unrecorded(path) => ("unrecorded", path.display().to_string()),
             Leftover::Draft(path) => ("draft", path.display().to_string()),
@@ -112,7 +115,8 @@ fn scratch(place: &Path, prefix: &str) -> Vec<Leftover> {
     let us = rustix::process::geteuid().as_raw();
     let is_nobodys = |entry: &fs::DirEntry| {
         let name = entry.file_name().to_string_lossy().into_owned();
-        let maker = name.strip_prefix(prefix).and_then(ProcessName::parse);
+        // One process may have several, with a number each.
+        let maker = name.strip_prefix(prefix).and_then(|rest| rest.split('.').next()).and_then(ProcessName::parse);
         let is_ours = fs::symlink_metadata(entry.path()).is_ok_and(|file| file.is_dir() && file.uid() == us);
         is_ours && maker.is_some_and(|maker| !maker.is_alive())
     };

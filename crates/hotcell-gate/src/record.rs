@@ -56,7 +56,7 @@ pub struct Record {
     /// Most memory at one time.
     pub memory_peak_bytes: u64,
     /// Most processes and threads at one time.
-    pub pids_peak: u64,
+    pub pids_peak: Option<u64>,
     /// Most bytes written at one time, as far as it was seen.
     pub disk_peak_bytes: u64,
     /// Read from storage.
@@ -101,6 +101,9 @@ pub struct TemplateRecord {
     pub imports: Vec<String>,
     /// What it draws from at random.
     pub seed: u64,
+    /// SHA-256 of what was in memory.
+    #[serde(default)]
+    pub sha256: String,
 }
 
 /// What a record is of.
@@ -114,6 +117,8 @@ pub enum Kind {
     Session,
     /// A command in one that stays.
     Exec,
+    /// A program that was loaded for others to begin from.
+    Template,
 }
 
 /// The walls of a run.

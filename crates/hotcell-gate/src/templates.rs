@@ -6,23 +6,29 @@
 //! ```
 //!
 //! One is used again while it is what would be made: the same program, request and environment on the same boot, and
-//! every file it was made of unchanged. It was made by code that nobody trusts, and is as trusted as that: it is restored
+//! every file it says it was made of unchanged. It was made by code that nobody trusts, and is as trusted as that: it is restored
 //! behind all walls of the run.
 
 use std::fs::{self, DirBuilder, File};
-use std::io;
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use hotcell_base::exact::hex;
-use hotcell_cell::template::{Snapshot, Source, Template, TemplateError};
+use hotcell_cell::template::{Snapshot, Source, Template};
+use hotcell_cell::{Plan, RemoteEnd};
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::blobs::digest;
+use crate::door::{Gate, GateError};
 use crate::home::Home;
 use crate::live::{ProcessName, boot_id};
-use crate::plain;
+use crate::record::RecordError;
 
 /// The templates of a home.
 #[derive(Clone, Debug)]
@@ -36,13 +42,18 @@ pub struct Found {
     /// Itself.
     pub template: Template,
     /// Whether it was there already.
+    pub was_kept: bool,
+    /// Whether it is there for the next.
     pub is_kept: bool,
+    /// SHA-256 of what it has in memory.
+    pub sha256: String,
 }
 
 #[derive(Serialize, Deserialize)]
 struct Kept {
     sources: Vec<Source>,
     snapshot: Snapshot,
+    sha256: String,
 }
 
 impl Templates {
@@ -51,35 +62,45 @@ impl Templates {
         Templates { directory: home.path().join("templates") }
     }
 
-    /// The template for which `parts` say all that it depends on beside its files; if there is none, it is made.
+    /// The template that a plan makes; if there is none, it is made, with `trial` as [`Template::warm`] has it.
     pub fn get(
         &self,
-        parts: &[Vec<u8>],
-        make: impl FnOnce(File) -> Result<Template, TemplateError>,
-    ) -> Result<Found, TemplateError> {
-        let name = name(parts);
-        let path = self.directory.join(&name);
-        if let Some(template) = load(&path) {
-            return Ok(Found { template, is_kept: true });
+        gate: &Gate,
+        plan: &Plan,
+        trial: &[&str],
+        remote: Option<&RemoteEnd>,
+    ) -> Result<Found, GateError> {
+        let path = self.directory.join(name(plan));
+        if let Some(found) = load(&path) {
+            return Ok(found);
         }
-        let failed = |what| move |source| TemplateError::Io { what, source };
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&self.directory)
-            .map_err(failed("a place for templates cannot be made"))?;
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            move |source| RecordError::Write { path, source }
+        };
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.directory);
+        made.map_err(failed(&self.directory))?;
         self.make_room();
-        let draft = Draft::new(&self.directory).map_err(failed("a place for the template cannot be made"))?;
+        let draft = Draft::new(&self.directory).map_err(failed(&self.directory))?;
         let memory = File::options().read(true).write(true).create_new(true).mode(0o600).open(draft.0.join("memory"));
-        let template = make(memory.map_err(failed("the template's memory cannot be kept"))?)?;
-        let kept = Kept { sources: template.sources().to_vec(), snapshot: template.snapshot().clone() };
-        let text = serde_json::to_vec(&kept).expect("plain data");
-        fs::write(draft.0.join("template.json"), text).map_err(failed("the template cannot be written down"))?;
-        // One that is stale, or that another made meanwhile, makes way; whoever uses it has it open.
-        let _absent = fs::rename(&path, draft.0.with_extension("old"));
-        let _absent = fs::remove_dir_all(draft.0.with_extension("old"));
-        fs::rename(&draft.0, &path).map_err(failed("the template cannot be kept"))?;
-        Ok(Found { template, is_kept: false })
+        let memory = memory.map_err(failed(&draft.0))?;
+        let template = gate.warm(plan, memory.try_clone().map_err(failed(&draft.0))?, trial, remote)?;
+        let sha256 = digest(&memory).map_err(failed(&draft.0))?;
+        let (sources, snapshot) = (template.sources().to_vec(), template.snapshot().clone());
+        let text = serde_json::to_vec(&Kept { sources, snapshot, sha256: sha256.clone() }).expect("plain data");
+        // One that cannot be kept serves this run all the same.
+        let is_kept = fs::write(draft.0.join("template.json"), text).and_then(|()| self.put(&draft, &path)).is_ok();
+        Ok(Found { template, was_kept: false, is_kept, sha256 })
+    }
+
+    /// Puts a template in its place. One that is stale, or that another made meanwhile, makes way; whoever uses it has it
+    /// open.
+    fn put(&self, draft: &Draft, path: &Path) -> io::Result<()> {
+        let old = Draft::place(&self.directory);
+        let _absent = fs::rename(path, &old);
+        let put = fs::rename(&draft.0, path);
+        let _absent = fs::remove_dir_all(&old);
+        put
     }
 
     /// Removes what was in memory before the machine was started, which is of no use any more, and what was used longest
@@ -105,29 +126,41 @@ impl Templates {
 const KEPT_MAX: usize = 16;
 
 /// The template in a directory, if there is one and nothing it was made of has changed.
-fn load(path: &Path) -> Option<Template> {
-    let kept: Kept = serde_json::from_slice(&plain::read(&path.join("template.json")).ok()?).ok()?;
-    if !kept.sources.iter().all(Source::is_unchanged) {
+fn load(path: &Path) -> Option<Found> {
+    // Both files of one directory, whatever is put in its place meanwhile.
+    let directory = File::open(path).ok()?;
+    let open = |name: &str, flags: OFlags| {
+        let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        rustix::fs::openat(&directory, name, flags, rustix::fs::Mode::empty()).map(File::from)
+    };
+    let (mut list, memory) = (open("template.json", OFlags::RDWR).ok()?, open("memory", OFlags::RDONLY).ok()?);
+    let mut text = Vec::new();
+    list.read_to_end(&mut text).ok()?;
+    let Kept { sources, snapshot, sha256 } = serde_json::from_slice::<Kept>(&text).ok()?;
+    let is_whole = memory.metadata().is_ok_and(|file| file.len() >= snapshot.bytes());
+    if !is_whole || !sources.iter().all(Source::is_unchanged) {
         return None;
     }
-    let memory = plain::open(&path.join("memory")).ok()?;
     // What is used stays longest; one of which that cannot be noted is as good.
-    let _as_before = File::options()
-        .write(true)
-        .open(path.join("template.json"))
-        .and_then(|file| file.set_modified(SystemTime::now()));
-    Template::load(kept.snapshot, memory, kept.sources).ok()
+    let _as_before = list.set_modified(SystemTime::now());
+    let template = Template::load(snapshot, memory, sources).ok()?;
+    Some(Found { template, was_kept: true, is_kept: true, sha256 })
 }
 
 fn boot() -> String {
     boot_id().chars().take(8).collect()
 }
 
-fn name(parts: &[Vec<u8>]) -> String {
-    let mut digest = Sha256::new();
+/// All that a template depends on, but for the contents of files.
+fn name(plan: &Plan) -> String {
     let kernel = rustix::system::uname();
     let always = [kernel.release().to_bytes(), kernel.version().to_bytes(), env!("CARGO_PKG_VERSION").as_bytes()];
-    for part in always.into_iter().chain(parts.iter().map(Vec::as_slice)) {
+    let words = plan.argv().iter().map(|word| word.as_bytes().to_vec());
+    let variables = plan.env().iter().map(|(name, value)| [name.as_bytes(), b"=", value.as_bytes()].concat());
+    let view = plan.view().iter().map(|entry| entry.to_string().into_bytes());
+    let places = [plan.program().unwrap_or(Path::new("")), plan.cwd()].map(|path| path.as_os_str().as_bytes().to_vec());
+    let mut digest = Sha256::new();
+    for part in always.map(<[u8]>::to_vec).into_iter().chain(words).chain(variables).chain(view).chain(places) {
         digest.update((part.len() as u64).to_le_bytes());
         digest.update(part);
     }
@@ -138,11 +171,17 @@ fn name(parts: &[Vec<u8>]) -> String {
 struct Draft(PathBuf);
 
 impl Draft {
-    fn new(place: &Path) -> io::Result<Draft> {
-        let path = place.join(format!("draft-{}", ProcessName::own().file_name()));
-        let _absent = fs::remove_dir_all(&path);
+    fn new(directory: &Path) -> io::Result<Draft> {
+        let path = Draft::place(directory);
         DirBuilder::new().mode(0o700).create(&path)?;
         Ok(Draft(path))
+    }
+
+    /// A name that nobody else uses, and that tells whose it is.
+    fn place(directory: &Path) -> PathBuf {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        directory.join(format!("draft-{}.{number}", ProcessName::own().file_name()))
     }
 }
 

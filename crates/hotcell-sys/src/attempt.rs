@@ -145,6 +145,12 @@ static CALLS: &[(&str, Call)] = &[
         let some = [60u64, 60];
         sys!(libc::SYS_prlimit64, 1 as c_long, libc::RLIMIT_CPU as c_long, some.as_ptr(), NULL)
     }),
+    ("affinity-init", || {
+        let first = 1u64;
+        sys!(libc::SYS_sched_setaffinity, 1 as c_long, 8 as c_long, &raw const first)
+    }),
+    ("nice-init", || sys!(libc::SYS_setpriority, libc::PRIO_PROCESS as c_long, 1 as c_long, 1 as c_long)),
+    ("ioprio-init", || sys!(libc::SYS_ioprio_set, 1 as c_long, 1 as c_long, (2 << 13 | 7) as c_long)),
     ("tiocsti", || sys!(libc::SYS_ioctl, 0 as c_long, c_long::from(0x5412u32), c"x".as_ptr())),
     ("tiocsti-high-bits", || sys!(libc::SYS_ioctl, 0 as c_long, 0x1_0000_5412 as c_long, c"x".as_ptr())),
     ("tioclinux", || sys!(libc::SYS_ioctl, 0 as c_long, 0x541C as c_long, c"\x03".as_ptr())),

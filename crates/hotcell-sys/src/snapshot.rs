@@ -7,7 +7,7 @@
 //!
 //! What goes on is a process of its own, made by a cell's init behind all its walls: it maps the file's pages as its own
 //! private copy, at the addresses they had, and returns into the program as from a signal. Nothing of one such process
-//! can reach another, for they have nothing in common that could be written.
+//! can reach another, for they have nothing in common that could be written to.
 //!
 //! Only what can be carried over is taken: one thread, no memory shared with others, no open files but the three
 //! streams. Anything else is refused by name.
@@ -138,7 +138,8 @@ impl Snapshot {
     /// Takes down a process that stands still, the child of `parent`, and writes its memory to a file, but not more than
     /// `most` bytes. It stands still afterwards.
     pub fn take(pid: i32, parent: i32, memory: &File, most: u64) -> Result<Snapshot, SnapshotError> {
-        // First: from here on it neither runs nor is its pid another's.
+        // First: from here on its pid is not another's, and it does not run. Should its like have let it go on meanwhile,
+        // this lasts until it stops again, or its time is over.
         let tracee = Tracee::seize(pid)?;
         if stat(pid).map_err(failed("looked at"))?.field(4) != u64::try_from(parent).unwrap_or(0) {
             let source = io::Error::other("its pid is another's by now");

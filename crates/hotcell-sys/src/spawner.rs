@@ -28,6 +28,9 @@ use rustix::net::{
 use crate::program::{Image, command_bytes};
 use crate::wire;
 
+/// Not in rustix yet.
+const F_SEAL_EXEC: u32 = 0x20;
+
 static STUB: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/stub"));
 
 /// What a spawner reports.
@@ -335,8 +338,11 @@ fn sealed_stub() -> io::Result<File> {
         File::from(memfd("hotcell-stub", flags | MemfdFlags::EXEC).or_else(|_| memfd("hotcell-stub", flags))?);
     (&writable).write_all(STUB)?;
     rustix::fs::fchmod(&writable, rustix::fs::Mode::from_raw_mode(0o555))?;
-    let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
-    rustix::fs::fcntl_add_seals(&writable, seals)?;
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
+    // Its mode as well, since Linux 6.3: an ordinary user's guest is its owner.
+    let with_mode = SealFlags::from_bits_retain(F_SEAL_EXEC) | seals;
+    rustix::fs::fcntl_add_seals(&writable, with_mode).or_else(|_| rustix::fs::fcntl_add_seals(&writable, seals))?;
+    rustix::fs::fcntl_add_seals(&writable, SealFlags::SEAL)?;
     // The kernel refuses to execute what somebody holds open for writing, ourselves included.
     File::open(format!("/proc/self/fd/{}", writable.as_raw_fd()))
 }

@@ -131,7 +131,7 @@ pub(crate) struct RunArgs {
     pub(crate) cell: CellArgs,
     #[command(flatten)]
     pub(crate) start: StartArgs,
-    /// Where stdin comes from: a file, `-` for ours, `null` for nowhere
+    /// Where stdin comes from: a file, `-` for ours, `null`, the default, for nowhere
     #[arg(long, value_name = "FILE", default_value = "null", help_heading = "Files", value_parser = clap::value_parser!(OsString))]
     pub(crate) stdin: OsString,
 
@@ -200,12 +200,12 @@ pub(crate) struct ExecArgs {
     pub(crate) session: String,
     #[command(flatten)]
     pub(crate) start: StartArgs,
-    /// Where stdin comes from: a file, `-` for ours, `null` for nowhere
+    /// Where stdin comes from: a file, `-` for ours, `null`, the default, for nowhere
     #[arg(long, value_name = "FILE", default_value = "null", help_heading = "Files", value_parser = clap::value_parser!(OsString))]
     pub(crate) stdin: OsString,
 
     #[command(flatten)]
-    pub(crate) limits: LimitArgs,
+    pub(crate) limits: ExecLimitArgs,
     #[command(flatten)]
     pub(crate) records: RecordArgs,
     #[command(flatten)]
@@ -295,6 +295,35 @@ pub(crate) struct LimitArgs {
     pub(crate) file_size: Option<Bytes>,
 }
 
+/// Limits of a command in a session: as the session's are, or narrower.
+#[derive(Args, Debug)]
+pub(crate) struct ExecLimitArgs {
+    /// Wall-clock time [default, and at most: the session's, as for all of these]
+    #[arg(long, value_name = "TIME", value_parser = units::duration, help_heading = "Limits")]
+    time: Option<Duration>,
+    /// Share of the processors
+    #[arg(long, value_name = "N", help_heading = "Limits")]
+    cpus: Option<Cpus>,
+    /// Processor time of the whole tree
+    #[arg(long, value_name = "TIME", value_parser = units::duration, help_heading = "Limits")]
+    cpu_time: Option<Duration>,
+    /// Memory of the whole tree, with all files the session holds
+    #[arg(long, value_name = "SIZE", help_heading = "Limits")]
+    memory: Option<Bytes>,
+    /// Processes and threads at one time
+    #[arg(long, value_name = "N", help_heading = "Limits")]
+    pids: Option<u32>,
+    /// Open descriptors of one process
+    #[arg(long, value_name = "N", help_heading = "Limits")]
+    fds: Option<u32>,
+    /// What is written to stdout and stderr, together
+    #[arg(long, value_name = "SIZE", help_heading = "Limits")]
+    output: Option<Bytes>,
+    /// Size of one file
+    #[arg(long, value_name = "SIZE", help_heading = "Limits")]
+    file_size: Option<Bytes>,
+}
+
 #[derive(Args, Debug)]
 pub(crate) struct RecordArgs {
     /// Name to find the run by
@@ -336,6 +365,22 @@ fn split_at(text: &OsStr, byte: u8) -> Option<(OsString, OsString)> {
     Some((OsString::from_vec(left.to_vec()), OsString::from_vec(right[1..].to_vec())))
 }
 
+impl ExecLimitArgs {
+    /// Only those that were given.
+    pub(crate) fn changes(&self) -> LimitChanges {
+        LimitChanges {
+            time: self.time,
+            cpus_milli: self.cpus.map(|cpus| cpus.milli),
+            cpu_time: self.cpu_time,
+            memory: self.memory.map(|size| size.0),
+            pids: self.pids,
+            fds: self.fds,
+            output: self.output.map(|size| size.0),
+            file_size: self.file_size.map(|size| size.0),
+        }
+    }
+}
+
 impl LimitArgs {
     /// The limits, each from its flag or its default.
     pub(crate) fn limits(&self) -> Limits {
@@ -350,21 +395,6 @@ impl LimitArgs {
             disk: self.disk.unwrap_or(default.disk),
             output: self.output.unwrap_or(default.output),
             file_size: self.file_size.or(default.file_size),
-        }
-    }
-
-    /// Only those that were given.
-    pub(crate) fn changes(&self) -> LimitChanges {
-        LimitChanges {
-            time: self.time,
-            cpus_milli: self.cpus.map(|cpus| cpus.milli),
-            cpu_time: self.cpu_time,
-            memory: self.memory.map(|size| size.0),
-            pids: self.pids,
-            fds: self.fds,
-            disk: self.disk.map(|size| size.0),
-            output: self.output.map(|size| size.0),
-            file_size: self.file_size.map(|size| size.0),
         }
     }
 }

@@ -1,24 +1,26 @@
 //! `hotcell cp`: files into a session, and out of one.
 //!
-//! Everything inside is done with the guest's own rights, by a thread that has no others: what the guest may not read or
-//! write, neither does this. No link of the guest's leads out of its root, none is followed at the end of a path, nothing
-//! but plain files is opened for reading, and what comes out is bounded in files and bytes.
+//! The guest may change both ends while this goes on: the inside is its own, and so is whatever it may write to here. So
+//! every file is reached from its directory, which is open, by a name that is no link; what is opened is looked at once
+//! more; and a path that is given here must not lead through a link the guest could have made. Inside, everything is done
+//! with the guest's id and in its root, by a thread of its own. What is copied is bounded in files and bytes.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 
 use hotcell_base::Bytes;
 use hotcell_base::text::{shown, shown_path};
 use hotcell_cell::control::is_control_file;
 use hotcell_gate::Home;
-use hotcell_gate::session::Client;
+use hotcell_gate::session::{Client, Root};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
 use serde_json::json;
 
@@ -34,8 +36,14 @@ const DEPTH_MAX: u32 = 200;
 pub(crate) fn cp(home: &Home, args: &CpArgs) -> Result<(), Failure> {
     let (from, to) = (Place::parse(&args.from), Place::parse(&args.to));
     let copied = match (&from, &to) {
-        (Place::Here(from), Place::Inside(session, to)) => enter(home, session)?.copy_in(from, to),
-        (Place::Inside(session, from), Place::Here(to)) => enter(home, session)?.copy_out(from, to),
+        (Place::Here(from), Place::Inside(session, to)) => {
+            let (inside, here) = enter(home, session)?;
+            Copy::new(&here, &inside).copy(from, to)
+        }
+        (Place::Inside(session, from), Place::Here(to)) => {
+            let (inside, here) = enter(home, session)?;
+            Copy::new(&inside, &here).copy(from, to)
+        }
         _ => {
             return Err(Failure::Usage {
                 message: "one of the two is a path in a session, and the other is not".to_owned(),
@@ -45,7 +53,7 @@ pub(crate) fn cp(home: &Home, args: &CpArgs) -> Result<(), Failure> {
     };
     let copied = copied.map_err(|Failed { path, source }| Failure::Io {
         message: format!("cannot copy `{}`", shown_path(&path)),
-        hint: Some("look at it from inside: hotcell exec SESSION -- ls -la DIRECTORY".to_owned()),
+        hint: Some("look at it: ls -la DIRECTORY, or from inside: hotcell exec SESSION -- ls -la DIRECTORY".to_owned()),
         source,
     })?;
     if args.json {
@@ -89,6 +97,8 @@ impl Place {
 #[derive(Default, Debug)]
 struct Copied {
     n_files: u64,
+    /// Files, directories and links.
+    n_entries: u64,
     n_bytes: u64,
     left_out: Vec<(PathBuf, &'static str)>,
 }
@@ -97,7 +107,7 @@ impl Copied {
     /// It is an error to have copied nothing.
     fn of_something(mut self) -> Result<Copied, Failed> {
         match self.left_out.pop() {
-            Some((path, why)) if self.n_files == 0 => Err(failed(&path)(io::Error::other(why))),
+            Some((path, why)) if self.n_entries == 0 => Err(failed(&path)(io::Error::other(why))),
             left_out => {
                 self.left_out.extend(left_out);
                 Ok(self)
@@ -106,9 +116,9 @@ impl Copied {
     }
 
     fn count(&mut self, path: &Path, n_bytes: u64) -> Result<(), Failed> {
-        self.n_files += 1;
+        self.n_entries += 1;
         self.n_bytes += n_bytes;
-        if self.n_files > FILES_MAX || self.n_bytes > BYTES_MAX {
+        if self.n_entries > FILES_MAX || self.n_bytes > BYTES_MAX {
             return Err(failed(path)(io::Error::other("there is more than is ever copied at once")));
         }
         Ok(())
@@ -126,28 +136,41 @@ fn failed(path: &Path) -> impl Fn(io::Error) -> Failed {
     move |source| Failed { path: path.clone(), source }
 }
 
-fn enter(home: &Home, session: &str) -> Result<Inside, Failure> {
-    let (root, owner, directory) = Client::connect(home, session)?.root()?;
-    Inside::new(root, owner, directory).map_err(|source| Failure::Io {
+/// Both ends of a copy.
+fn enter(home: &Home, session: &str) -> Result<(Side, Side), Failure> {
+    let root = Client::connect(home, session)?.root()?;
+    let here = Side::Here { writable: root.writable.clone() };
+    let inside = Inside::new(root).map_err(|source| Failure::Io {
         message: format!("cannot enter the session `{}`", shown(session)),
         hint: Some("see whether it is there: hotcell ls --sessions".to_owned()),
         source,
-    })
+    })?;
+    Ok((Side::Inside(inside), here))
 }
 
-type Deed = Box<dyn FnOnce(&OwnedFd) + Send>;
+/// One end of a copy.
+enum Side {
+    /// Ours. The guest may write to these directories.
+    Here { writable: Vec<PathBuf> },
+    /// The guest's.
+    Inside(Inside),
+}
+
+type Deed = Box<dyn FnOnce() + Send>;
 
 /// The inside of a session, as its guest sees it.
 struct Inside {
     deeds: Sender<Deed>,
+    root: Arc<OwnedFd>,
     /// Where paths that do not begin at the root begin.
     directory: PathBuf,
 }
 
 impl Inside {
-    fn new(root: OwnedFd, owner: u32, directory: PathBuf) -> io::Result<Inside> {
+    fn new(root: Root) -> io::Result<Inside> {
         let (deeds, to_do) = mpsc::channel::<Deed>();
         let (entered, is_entered) = mpsc::channel();
+        let owner = root.owner;
         std::thread::Builder::new().spawn(move || {
             let become_guest = || {
                 if rustix::process::geteuid().is_root() {
@@ -163,212 +186,95 @@ impl Inside {
             if entered.send(became).is_err() || !is_guest {
                 return;
             }
-            for deed in to_do {
-                deed(&root);
-            }
+            to_do.into_iter().for_each(|deed| deed());
         })?;
         is_entered.recv().map_err(io::Error::other)??;
-        Ok(Inside { deeds, directory })
+        Ok(Inside { deeds, root: Arc::new(root.root), directory: root.directory })
     }
+}
 
-    /// Does something with the guest's rights and no others.
-    fn act<T: Send + 'static>(&self, deed: impl FnOnce(&OwnedFd) -> io::Result<T> + Send + 'static) -> io::Result<T> {
+/// Where something is: in an open directory, under a name; or, without one, the directory itself.
+type Found = (Arc<OwnedFd>, Option<OsString>);
+
+const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+impl Side {
+    /// Does something with the rights of this side.
+    fn act<T: Send + 'static>(&self, deed: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+        let Side::Inside(inside) = self else { return deed() };
         let (done, result) = mpsc::channel();
-        let deed: Deed = Box::new(move |root| {
-            let _nobody_waits = done.send(deed(root));
+        let deed: Deed = Box::new(move || {
+            let _nobody_waits = done.send(deed());
         });
-        self.deeds.send(deed).map_err(|_| io::Error::other("the thread inside is gone"))?;
+        inside.deeds.send(deed).map_err(|_| io::Error::other("the thread inside is gone"))?;
         result.recv().map_err(io::Error::other)?
     }
 
-    /// Opens a path of the guest's; no link in it leads out of the root, and none is followed at its end.
-    fn open(&self, path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
-        let path = self.directory.join(path);
-        self.act(move |root| {
-            let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-            let wait = if flags.contains(OFlags::PATH) { OFlags::empty() } else { OFlags::NONBLOCK };
-            let flags = flags | wait | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            loop {
-                match rustix::fs::openat2(root, &path, flags, mode, resolve) {
-                    // The guest moved something on the way.
-                    Err(rustix::io::Errno::AGAIN) => {}
-                    opened => return Ok(opened?),
+    /// Finds a path that was given. Only here is a whole path looked up. A link of ours at its end is followed to what is
+    /// copied, and into a directory, but never to a file that would be written.
+    fn find(&self, path: &Path, is_source: bool) -> io::Result<Found> {
+        let path = match self {
+            Side::Here { writable } => match (path.parent(), path.file_name()) {
+                (Some(parent), Some(name)) if !is_source && !path.is_dir() => {
+                    let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+                    resolve(parent, writable)?.join(name)
                 }
-            }
-        })
-    }
-
-    fn directory(&self, path: &Path) -> io::Result<OwnedFd> {
-        self.open(path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())
-    }
-
-    fn is_directory(&self, path: &Path) -> bool {
-        self.directory(path).is_ok()
-    }
-
-    fn copy_in(&self, from: &Path, to: &Path) -> Result<Copied, Failed> {
-        let from = std::fs::canonicalize(from).map_err(failed(from))?;
-        let name = from.file_name().map(OsStr::to_owned).unwrap_or_else(|| OsString::from("."));
-        let to = if self.is_directory(to) { to.join(name) } else { to.to_owned() };
-        let mut copied = Copied::default();
-        self.put(&from, &to, &mut copied, DEPTH_MAX)?;
-        copied.of_something()
-    }
-
-    fn put(&self, from: &Path, to: &Path, copied: &mut Copied, depth: u32) -> Result<(), Failed> {
-        let data = std::fs::symlink_metadata(from).map_err(failed(from))?;
-        let mode = Mode::from_raw_mode(data.mode() & 0o777);
-        let (parent, name) = (to.parent().unwrap_or(Path::new("/")).to_owned(), to.file_name().map(OsStr::to_owned));
-        let name = name.ok_or_else(|| failed(to)(rustix::io::Errno::INVAL.into()))?;
-        if data.is_dir() {
-            if !self.is_directory(to) {
-                let directory = self.directory(&parent).map_err(failed(to))?;
-                // For whoever copies into it; a directory closed to its owner could not be filled.
-                let made = self.act(move |_| Ok(rustix::fs::mkdirat(&directory, &name, mode | Mode::RWXU)?));
-                made.map_err(failed(to))?;
-            }
-            copied.count(from, 0)?;
-            if depth == 0 {
-                return Err(failed(from)(io::Error::other("it is too deep")));
-            }
-            for entry in std::fs::read_dir(from).map_err(failed(from))? {
-                let name = entry.map_err(failed(from))?.file_name();
-                self.put(&from.join(&name), &to.join(&name), copied, depth - 1)?;
-            }
-        } else if data.is_symlink() {
-            let target = std::fs::read_link(from).map_err(failed(from))?;
-            let directory = self.directory(&parent).map_err(failed(to))?;
-            let made = self.act(move |_| Ok(rustix::fs::symlinkat(&target, &directory, &name)?));
-            made.map_err(failed(to))?;
-            copied.count(from, 0)?;
-        } else if data.is_file() {
-            let mut source = File::open(from).map_err(failed(from))?;
-            // Not cut short before it is known to be a plain file.
-            let target = self.open(to, OFlags::WRONLY | OFlags::CREATE, mode).map_err(failed(to))?;
-            let copied_bytes = self.act(move |_| {
-                let mut target = plain_file(target)?;
-                target.set_len(0)?;
-                io::copy(&mut source, &mut target)
-            });
-            copied.count(from, copied_bytes.map_err(failed(to))?)?;
-        } else {
-            copied.left_out.push((from.to_owned(), "it is neither a file, a directory nor a link"));
-        }
-        Ok(())
-    }
-
-    fn copy_out(&self, from: &Path, to: &Path) -> Result<Copied, Failed> {
-        let source = self.open(from, OFlags::RDONLY, Mode::empty()).map_err(failed(from))?;
-        let name = from.components().next_back().and_then(|component| match component {
+                _ => resolve(path, writable)?,
+            },
+            Side::Inside(inside) => inside.directory.join(path),
+        };
+        let name = path.components().next_back().and_then(|component| match component {
             Component::Normal(name) => Some(name.to_owned()),
             _ => None,
         });
-        let to = match name {
-            Some(name) if to.is_dir() => to.join(name),
-            _ => to.to_owned(),
+        let directory = if name.is_some() { path.parent().unwrap_or(Path::new("/")).to_owned() } else { path };
+        let opened = match self {
+            // It has no links; if there is one now, it was put there meanwhile.
+            Side::Here { .. } => {
+                let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+                rustix::fs::openat2(rustix::fs::CWD, &directory, DIRECTORY, Mode::empty(), resolve)?
+            }
+            Side::Inside(inside) => {
+                let root = Arc::clone(&inside.root);
+                self.act(move || open_in_root(&root, &directory))?
+            }
         };
-        let mut copied = Copied::default();
-        self.take(source, from, Path::new(""), &to, &mut copied, DEPTH_MAX)?;
-        copied.of_something()
+        Ok((Arc::new(opened), name))
     }
 
-    /// Copies an open file or directory. `below` is where it is in what is copied.
-    fn take(
-        &self,
-        source: OwnedFd,
-        from: &Path,
-        below: &Path,
-        to: &Path,
-        copied: &mut Copied,
-        depth: u32,
-    ) -> Result<(), Failed> {
-        let stat = rustix::fs::fstat(&source).map_err(|errno| failed(from)(errno.into()))?;
-        let mode = stat.st_mode & 0o777;
-        match FileType::from_raw_mode(stat.st_mode) {
-            FileType::RegularFile => copied.count(from, take_file(source, to, mode, copied).map_err(failed(to))?),
-            FileType::Directory => {
-                match std::fs::create_dir(to) {
-                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(to)(error)),
-                    Err(error) if !std::fs::symlink_metadata(to).is_ok_and(|data| data.is_dir()) => {
-                        return Err(failed(to)(error));
-                    }
-                    _ => {}
-                }
-                copied.count(from, 0)?;
-                if depth == 0 {
-                    return Err(failed(from)(io::Error::other("it is too deep")));
-                }
-                for name in self.names(&source).map_err(failed(from))? {
-                    self.take_entry(
-                        &source,
-                        &name,
-                        (&from.join(&name), &below.join(&name), &to.join(&name)),
-                        copied,
-                        depth,
-                    )?;
-                }
-                std::fs::set_permissions(to, std::fs::Permissions::from_mode(mode | 0o700)).map_err(failed(to))
-            }
-            _ => {
-                copied.left_out.push((from.to_owned(), "it is neither a file nor a directory"));
-                Ok(())
-            }
-        }
-    }
-
-    fn take_entry(
-        &self,
-        directory: &OwnedFd,
-        name: &OsStr,
-        (from, below, to): (&Path, &Path, &Path),
-        copied: &mut Copied,
-        depth: u32,
-    ) -> Result<(), Failed> {
-        if is_control_file(below) {
-            copied
-                .left_out
-                .push((from.to_owned(), "it steers programs outside; copy it by its own name, having read it"));
-            return Ok(());
-        }
-        let directory = directory.try_clone().map_err(failed(from))?;
-        let name = name.to_owned();
-        let opened = self.act(move |_| {
-            let stat = rustix::fs::statat(&directory, &name, AtFlags::SYMLINK_NOFOLLOW)?;
+    /// Looks at a name in a directory, and opens it if it is a plain file or a directory.
+    fn look(&self, directory: &Arc<OwnedFd>, name: &OsStr) -> io::Result<Entry> {
+        let (directory, name) = (Arc::clone(directory), name.to_owned());
+        self.act(move || {
+            let kind = |stat: rustix::fs::Stat| FileType::from_raw_mode(stat.st_mode);
+            // Devices and pipes are not even opened.
+            let seen = kind(rustix::fs::statat(&*directory, &name, AtFlags::SYMLINK_NOFOLLOW)?);
             let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            Ok(match FileType::from_raw_mode(stat.st_mode) {
+            Ok(match seen {
                 FileType::RegularFile | FileType::Directory => {
-                    Entry::Open(rustix::fs::openat(&directory, &name, flags, Mode::empty())?)
+                    let opened = rustix::fs::openat(&*directory, &name, flags, Mode::empty())?;
+                    let stat = rustix::fs::fstat(&opened)?;
+                    let mode = Mode::from_raw_mode(stat.st_mode & 0o777);
+                    match kind(stat) {
+                        FileType::RegularFile => Entry::File(File::from(opened), mode),
+                        FileType::Directory => Entry::Directory(Arc::new(opened), mode),
+                        _ => Entry::Other,
+                    }
                 }
                 FileType::Symlink => {
-                    let target = rustix::fs::readlinkat(&directory, &name, Vec::new())?;
+                    let target = rustix::fs::readlinkat(&*directory, &name, Vec::new())?;
                     Entry::Link(PathBuf::from(OsStr::from_bytes(target.to_bytes())))
                 }
                 _ => Entry::Other,
             })
-        });
-        match opened {
-            Ok(Entry::Open(source)) => self.take(source, from, below, to, copied, depth - 1),
-            Ok(Entry::Link(target)) if stays_within(below, &target) => {
-                std::os::unix::fs::symlink(&target, to).map_err(failed(to))?;
-                copied.count(from, 0)
-            }
-            Ok(Entry::Link(_)) => {
-                copied.left_out.push((from.to_owned(), "it is a link out of what is copied"));
-                Ok(())
-            }
-            Ok(Entry::Other) => {
-                copied.left_out.push((from.to_owned(), "it is neither a file, a directory nor a link"));
-                Ok(())
-            }
-            Err(source) => Err(failed(from)(source)),
-        }
+        })
     }
 
-    fn names(&self, directory: &OwnedFd) -> io::Result<Vec<OsString>> {
-        let directory = directory.try_clone()?;
-        self.act(move |_| {
+    fn names(&self, directory: &Arc<OwnedFd>) -> io::Result<Vec<OsString>> {
+        let directory = Arc::clone(directory);
+        self.act(move || {
             let mut names = Vec::new();
-            for entry in rustix::fs::Dir::read_from(&directory)? {
+            for entry in rustix::fs::Dir::read_from(&*directory)? {
                 let entry = entry?;
                 let name = OsStr::from_bytes(entry.file_name().to_bytes());
                 if name != "." && name != ".." {
@@ -379,44 +285,258 @@ impl Inside {
             Ok(names)
         })
     }
+
+    /// Opens a directory in another; a link is none.
+    fn directory(&self, directory: &Arc<OwnedFd>, name: &OsStr) -> io::Result<Arc<OwnedFd>> {
+        let (directory, name) = (Arc::clone(directory), name.to_owned());
+        self.act(move || Ok(Arc::new(rustix::fs::openat(&*directory, &name, DIRECTORY, Mode::empty())?)))
+    }
+
+    /// Opens a directory in another, which is made if it is not there.
+    fn make_directory(&self, directory: &Arc<OwnedFd>, name: &OsStr, mode: Mode) -> io::Result<Arc<OwnedFd>> {
+        let (within, made) = (Arc::clone(directory), name.to_owned());
+        // One closed to its owner could not be filled.
+        match self.act(move || Ok(rustix::fs::mkdirat(&*within, &made, mode | Mode::RWXU)?)) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+            _ => self.directory(directory, name),
+        }
+    }
+
+    fn make_link(&self, directory: &Arc<OwnedFd>, name: &OsStr, target: PathBuf) -> io::Result<()> {
+        let (directory, name) = (Arc::clone(directory), name.to_owned());
+        self.act(move || match rustix::fs::symlinkat(&target, &*directory, &name) {
+            // The same one may be there already.
+            Err(Errno::EXIST) => {
+                let there = rustix::fs::readlinkat(&*directory, &name, Vec::new());
+                let is_same = there.is_ok_and(|there| there.to_bytes() == target.as_os_str().as_bytes());
+                if is_same { Ok(()) } else { Err(Errno::EXIST.into()) }
+            }
+            made => Ok(made?),
+        })
+    }
+
+    /// Writes a file of at most so many bytes and one more, which shows that there were more.
+    fn write(&self, directory: &Arc<OwnedFd>, name: &OsStr, mode: Mode, source: File, most: u64) -> io::Result<u64> {
+        let (directory, name) = (Arc::clone(directory), name.to_owned());
+        let mut source = source.take(most.saturating_add(1));
+        match self {
+            Side::Here { .. } => replace(&directory, &name, mode, &mut source),
+            // What is there may be a mount of its own, which nothing can be put in the place of.
+            Side::Inside(_) => self.act(move || {
+                let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+                let mut target = File::from(rustix::fs::openat(&*directory, &name, flags, mode)?);
+                // Not cut short before it is known to be a plain file.
+                if !target.metadata()?.is_file() {
+                    return Err(io::Error::other("there is something that is not a plain file"));
+                }
+                target.set_len(0)?;
+                io::copy(&mut source, &mut target)
+            }),
+        }
+    }
+}
+
+/// Copies bytes beside where they go, and puts them there in one step: no link of that name is followed.
+fn replace(directory: &OwnedFd, name: &OsStr, mode: Mode, source: &mut impl Read) -> io::Result<u64> {
+    // A device, a pipe or a link is not what anybody means to lose.
+    match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile => {
+            return Err(io::Error::other("there is something that is not a plain file"));
+        }
+        _ => {}
+    }
+    let draft = format!(".hotcell-cp-{}.tmp", std::process::id());
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let written = rustix::fs::openat(directory, &draft, flags, mode).map_err(io::Error::from).and_then(|target| {
+        let n = io::copy(source, &mut File::from(target))?;
+        rustix::fs::renameat(directory, &draft, directory, name)?;
+        Ok(n)
+    });
+    if written.is_err() {
+        // There only if the copy was begun.
+        let _absent = rustix::fs::unlinkat(directory, &draft, AtFlags::empty());
+    }
+    written
+}
+
+/// Opens a directory of the guest's; no link in its path leads out of the root.
+fn open_in_root(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
+    const TRIES: usize = 1000;
+    const FLAGS: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    for _ in 0..TRIES {
+        match rustix::fs::openat2(root, path, FLAGS, Mode::empty(), resolve) {
+            // The guest moved something on the way.
+            Err(Errno::AGAIN) => {}
+            opened => return Ok(opened?),
+        }
+    }
+    Err(io::Error::other("it does not hold still"))
+}
+
+/// The path without links, dots and `..`; its last part need not exist. A link in a directory that the guest may write to
+/// could lead anywhere, and is refused.
+fn resolve(path: &Path, writable: &[PathBuf]) -> io::Result<PathBuf> {
+    const LINKS_MAX: usize = 40;
+    let owned = |part: Component<'_>| part.as_os_str().to_owned();
+    let whole = std::path::absolute(path)?;
+    let mut parts: Vec<OsString> = whole.components().rev().map(owned).collect();
+    let (mut resolved, mut n_links) = (PathBuf::from("/"), 0);
+    while let Some(part) = parts.pop() {
+        match Path::new(&part).components().next() {
+            Some(Component::ParentDir) => {
+                resolved.pop();
+                continue;
+            }
+            Some(Component::Normal(_)) => {}
+            Some(Component::RootDir) => {
+                resolved = PathBuf::from("/");
+                continue;
+            }
+            _ => continue,
+        }
+        let next = resolved.join(&part);
+        match std::fs::read_link(&next) {
+            Ok(target) => {
+                n_links += 1;
+                if writable.iter().any(|tree| resolved.starts_with(tree)) {
+                    return Err(io::Error::other(format!(
+                        "the session can write to `{}`, where `{}` is a link: name what it leads to, having looked",
+                        shown_path(&resolved),
+                        shown_path(&next)
+                    )));
+                }
+                if n_links > LINKS_MAX {
+                    return Err(Errno::LOOP.into());
+                }
+                parts.extend(target.components().rev().map(owned));
+            }
+            // Not a link, or not there, which is for whoever opens it to say.
+            Err(_) => resolved = next,
+        }
+    }
+    Ok(resolved)
 }
 
 enum Entry {
-    Open(OwnedFd),
+    File(File, Mode),
+    Directory(Arc<OwnedFd>, Mode),
     Link(PathBuf),
     Other,
 }
 
-fn plain_file(fd: OwnedFd) -> io::Result<File> {
-    let file = File::from(fd);
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("it is not a plain file"));
-    }
-    Ok(file)
+/// Which file it is, whatever it is called.
+fn identity(file: &OwnedFd) -> Option<(u64, u64)> {
+    rustix::fs::fstat(file).ok().map(|stat| (stat.st_dev, stat.st_ino))
 }
 
-/// Copies a file's bytes beside where they go, and puts them there in one step: no link of that name is followed.
-fn take_file(source: OwnedFd, to: &Path, mode: u32, copied: &Copied) -> io::Result<u64> {
-    let source = plain_file(source)?;
-    let directory = to.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut name = OsString::from(".");
-    name.push(to.file_name().unwrap_or_default());
-    name.push(format!(".{}.tmp", std::process::id()));
-    let draft = directory.join(name);
-    let write = || {
-        let mut target = File::options().write(true).create_new(true).mode(mode).open(&draft)?;
-        // One byte more than may come shows that there is more.
-        let n = io::copy(&mut source.take(BYTES_MAX.saturating_sub(copied.n_bytes) + 1), &mut target)?;
-        target.flush()?;
-        std::fs::rename(&draft, to)?;
-        Ok(n)
-    };
-    let written = write();
-    if written.is_err() {
-        // There only if the copy was begun.
-        let _absent = std::fs::remove_file(&draft);
+/// A copy from one side to the other.
+struct Copy<'a> {
+    from: &'a Side,
+    to: &'a Side,
+    /// Which directory the first one is copied to: it may be in what is copied.
+    goes_to: Option<(u64, u64)>,
+    copied: Copied,
+}
+
+/// Where a copy is at: both paths as they are shown, and where it is in what is copied.
+struct At {
+    from: PathBuf,
+    to: PathBuf,
+    below: PathBuf,
+    depth: u32,
+}
+
+impl At {
+    fn join(&self, name: &OsStr) -> At {
+        let [from, to, below] = [&self.from, &self.to, &self.below].map(|path| path.join(name));
+        At { from, to, below, depth: self.depth + 1 }
     }
-    written
+}
+
+impl<'a> Copy<'a> {
+    fn new(from: &'a Side, to: &'a Side) -> Copy<'a> {
+        Copy { from, to, goes_to: None, copied: Copied::default() }
+    }
+
+    fn copy(mut self, from: &Path, to: &Path) -> Result<Copied, Failed> {
+        let (source, name) = self.from.find(from, true).map_err(failed(from))?;
+        let (target, new_name) = self.to.find(to, false).map_err(failed(to))?;
+        // Into a directory that is there already, under its own name.
+        let (into, new_name) = match new_name {
+            None => (Some(target.clone()), None),
+            Some(new_name) => (self.to.directory(&target, &new_name).ok(), Some(new_name)),
+        };
+        let at = At { from: from.to_owned(), to: to.to_owned(), below: PathBuf::new(), depth: 0 };
+        match (name, into, new_name) {
+            (Some(name), Some(into), _) => {
+                // Under the name it was given by, which may be that of a link to it.
+                let new_name = from.file_name().unwrap_or(&name);
+                self.entry((&source, &name), (&into, new_name), &at)?;
+            }
+            (Some(name), None, Some(new_name)) => self.entry((&source, &name), (&target, &new_name), &at)?,
+            (None, Some(into), _) => self.all_of(&source, &into, &at)?,
+            (None, None, Some(new_name)) => {
+                let into = self.to.make_directory(&target, &new_name, Mode::RWXU).map_err(failed(to))?;
+                self.all_of(&source, &into, &at)?;
+            }
+            (_, None, None) => unreachable!("a directory without a name is one that is there"),
+        }
+        self.copied.of_something()
+    }
+
+    fn all_of(&mut self, source: &Arc<OwnedFd>, target: &Arc<OwnedFd>, at: &At) -> Result<(), Failed> {
+        self.copied.count(&at.from, 0)?;
+        if at.depth >= DEPTH_MAX {
+            return Err(failed(&at.from)(io::Error::other("it is too deep")));
+        }
+        for name in self.from.names(source).map_err(failed(&at.from))? {
+            self.entry((source, &name), (target, &name), &at.join(&name))?;
+        }
+        Ok(())
+    }
+
+    fn entry(
+        &mut self,
+        (source, name): (&Arc<OwnedFd>, &OsStr),
+        (target, new_name): (&Arc<OwnedFd>, &OsStr),
+        at: &At,
+    ) -> Result<(), Failed> {
+        let is_out = matches!(self.to, Side::Here { .. });
+        // What was named is wanted.
+        if is_out && at.depth > 0 && is_control_file(&at.below) {
+            return self.leave_out(at, "it steers programs outside; copy it by its own name, having read it");
+        }
+        match self.from.look(source, name).map_err(failed(&at.from))? {
+            Entry::File(file, mode) => {
+                let most = BYTES_MAX.saturating_sub(self.copied.n_bytes);
+                let n = self.to.write(target, new_name, mode, file, most).map_err(failed(&at.to))?;
+                self.copied.n_files += 1;
+                self.copied.count(&at.from, n)
+            }
+            Entry::Directory(directory, mode) => {
+                if self.goes_to.is_some() && identity(&directory) == self.goes_to {
+                    return self.leave_out(at, "it is where the copy goes");
+                }
+                let into = self.to.make_directory(target, new_name, mode).map_err(failed(&at.to))?;
+                if self.goes_to.is_none() {
+                    self.goes_to = identity(&into);
+                }
+                self.all_of(&directory, &into, at)
+            }
+            Entry::Link(link) if !is_out || at.depth > 0 && stays_within(&at.below, &link) => {
+                self.to.make_link(target, new_name, link).map_err(failed(&at.to))?;
+                self.copied.count(&at.from, 0)
+            }
+            Entry::Link(_) => self.leave_out(at, "it is a link out of what is copied"),
+            Entry::Other => self.leave_out(at, "it is neither a file, a directory nor a link"),
+        }
+    }
+
+    fn leave_out(&mut self, at: &At, why: &'static str) -> Result<(), Failed> {
+        self.copied.left_out.push((at.from.clone(), why));
+        Ok(())
+    }
 }
 
 /// Whether a link at `below`, in what is copied, leads to something in what is copied.
@@ -444,7 +564,7 @@ mod tests {
         let mut copied = Copied { n_bytes: BYTES_MAX - 1, ..Copied::default() };
         assert!(copied.count(Path::new("a"), 1).is_ok());
         assert!(copied.count(Path::new("b"), 1).is_err());
-        let mut copied = Copied { n_files: FILES_MAX - 1, ..Copied::default() };
+        let mut copied = Copied { n_entries: FILES_MAX - 1, ..Copied::default() };
         assert!(copied.count(Path::new("a"), 0).is_ok());
         assert!(copied.count(Path::new("b"), 0).is_err());
     }

@@ -4,6 +4,7 @@ use std::error::Error;
 
 use hotcell_base::Outcome;
 use hotcell_base::text::{shown, shown_path};
+use hotcell_cell::cgroup::NoGroup;
 use hotcell_cell::needs::CommandError;
 use hotcell_cell::template::{SnapshotError, TemplateError};
 use hotcell_cell::{HostError, PlanError, RunError, Wall};
@@ -123,6 +124,7 @@ impl Failure {
                 _ => 125,
             },
             (During::Run, Failure::Session(SessionError::Refused(Refusal { outcome, .. }))) => match outcome {
+                Outcome::Killed => 137,
                 Outcome::NotFound => 127,
                 Outcome::NotExecutable => 126,
                 _ => 125,
@@ -201,7 +203,11 @@ fn template_hint(error: &TemplateError) -> Option<String> {
     Some(match error {
         TemplateError::Plan(error) => return plan_hint(error),
         TemplateError::Run(error) => return run_hint(error),
-        TemplateError::Ended { .. } => "see what it says: hotcell run -- python3 -c 'import MODULE'".to_owned(),
+        TemplateError::Ended { .. } => {
+            "a template loads what is installed with its program, and nothing of a workspace or mount; see what it says: \
+             hotcell run -- python3 -c 'import MODULE'"
+                .to_owned()
+        }
         TemplateError::Snapshot(SnapshotError::Threads(_)) => {
             "import the module in the program instead, or keep it from starting threads: \
              hotcell run --template python -e OPENBLAS_NUM_THREADS=1 -e OMP_NUM_THREADS=1 …"
@@ -223,6 +229,7 @@ fn gate_hint(error: &GateError) -> Option<String> {
             "look at the space and the rights there: df -h and ls -ld on that path".to_owned()
         }
         GateError::Turn { .. } => "start it again when fewer are starting: hotcell ls".to_owned(),
+        GateError::Warm { source, .. } => return template_hint(source),
         GateError::Run { source, .. } => return run_hint(source),
     })
 }
@@ -295,7 +302,7 @@ fn plan_hint(error: &PlanError) -> Option<String> {
         PlanError::Unreadable { .. } => "see who may read it: ls -ld on that path".to_owned(),
         PlanError::NulByte { .. } => "remove the NUL byte: no program can be given one".to_owned(),
         PlanError::TooManyOwners { .. } => "mount fewer paths of different owners".to_owned(),
-        PlanError::VariableName(_) => "write it NAME=VALUE: hotcell run -e LANG=C …".to_owned(),
+        PlanError::VariableName(_) => "write it NAME=VALUE: -e LANG=C".to_owned(),
         PlanError::Wall { wall, .. } => wall_hint(*wall),
         PlanError::Wider(_) => {
             "ask for less, or make a session that has more: hotcell create --help, under Limits".to_owned()
@@ -311,8 +318,12 @@ fn run_hint(error: &RunError) -> Option<String> {
             "let it open more files: ulimit -n 1024".to_owned()
         }
         RunError::Wall { wall, .. } => wall_hint(*wall),
+        RunError::Cgroup(NoGroup::Full { .. }) => {
+            "remove files in /tmp and /dev/shm of the cell, or give the command more memory".to_owned()
+        }
         RunError::Cgroup(_) => wall_hint(Wall::Cgroup),
-        RunError::WorkingDirectory { .. } => "give one that exists inside: hotcell run -C /tmp …".to_owned(),
+        RunError::WorkingDirectory { .. } => "give one that exists inside: -C /tmp".to_owned(),
+        RunError::Foreign => "plan it for the session or pool it runs in: Plan::exec".to_owned(),
         RunError::InPlace => "run it without a pool: hotcell run".to_owned(),
         RunError::Platform { source, .. } if is_about_storage(source) => {
             "look at the space and the rights in the home: df -h and ls -ld on it".to_owned()

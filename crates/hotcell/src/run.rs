@@ -1,7 +1,8 @@
 //! `hotcell run`.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::OpenOptionsExt;
@@ -14,6 +15,9 @@ use hotcell_cell::{Builder, Cell, Host, Mode, MountRequest, Plan, RemoteEnd, Std
 use hotcell_gate::record::Kind;
 use hotcell_gate::{Gate, GateError, Home, Record, Request};
 use hotcell_sys::signals::EndSignals;
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::pipe::PipeFlags;
 
 use crate::cli::{self, CellArgs, RunArgs, StartArgs};
 use crate::error::{During, Failure};
@@ -43,7 +47,8 @@ pub(crate) fn refusal(failure: &Failure) -> String {
             GateError::Run { record, .. } | GateError::Turn { record, .. } | GateError::Unrecorded { record, .. } => {
                 serde_json::to_value(&**record).ok()
             }
-            GateError::Record(_) => None,
+            // The record is of the template, not of this run.
+            GateError::Record(_) | GateError::Warm { .. } => None,
         },
         _ => None,
     };
@@ -68,14 +73,15 @@ fn try_run(args: &RunArgs, home: Option<PathBuf>) -> Result<u8, Failure> {
     }
     // Meanwhile. What cannot be begun early is begun later, and says why not.
     let _later = hotcell_cell::run::early::begin(&host);
+    // Before there is another thread.
+    let remote = RemoteEnd::from(end_signals()?);
     let stdin = stdin(&args.stdin)?;
     // Planned before the home is made, so that a wrong request leaves nothing; and again if it was not there to be hidden.
     let planned = plan(args, &host, &home_path)?;
     let home = home_place.open()?;
     let plan = if home.path() == home_path { planned } else { plan(args, &host, home.path())? };
     crate::gc::sweep(&home);
-    let remote = RemoteEnd::from(end_signals()?);
-    let (plan, template) = template::begin(args, &host, &home, plan)?;
+    let (plan, template) = template::begin(args, &host, &home, plan, &remote)?;
     let request = Request {
         stdin,
         name: args.records.name.clone(),
@@ -183,7 +189,7 @@ pub(crate) fn stdin(source: &OsStr) -> Result<Stdin, Failure> {
         Some("null") => Ok(Stdin::Null),
         Some("-") => {
             let ours = std::io::stdin().as_fd().try_clone_to_owned();
-            ours.map(Stdin::From).map_err(|source| unreadable_input("-", source))
+            ours.and_then(pumped).map(Stdin::From).map_err(|source| unreadable_input("-", source))
         }
         _ => {
             let name = shown(source.as_bytes());
@@ -191,13 +197,38 @@ pub(crate) fn stdin(source: &OsStr) -> Result<Stdin, Failure> {
             let opened = OpenOptions::new().read(true).custom_flags(NONBLOCK).open(source).and_then(|file| match file
                 .metadata()?
             {
-                data if data.is_dir() => Err(rustix::io::Errno::ISDIR.into()),
+                data if data.is_dir() => Err(Errno::ISDIR.into()),
                 _ => Ok(file),
             });
-            let file = opened.map_err(|error| unreadable_input(&name, error))?;
-            Ok(Stdin::From(OwnedFd::from(file)))
+            let pumped = opened.and_then(|file| pumped(file.into()));
+            pumped.map(Stdin::From).map_err(|error| unreadable_input(&name, error))
         }
     }
+}
+
+/// A descriptor that nobody else reads from: whoever supervises must never wait for what somebody else took. Files are
+/// their own; everything else is read by a thread, which ends with this program.
+fn pumped(source: OwnedFd) -> std::io::Result<OwnedFd> {
+    if File::from(source.try_clone()?).metadata()?.is_file() {
+        return Ok(source);
+    }
+    let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+    std::thread::Builder::new().name("hotcell-stdin".to_owned()).spawn(move || {
+        let mut writer = File::from(writer);
+        let mut buffer = vec![0; 64 << 10];
+        loop {
+            // A pipe that nobody has opened yet is not at its end.
+            let mut fds = [PollFd::new(&source, PollFlags::IN)];
+            let polled = rustix::event::poll(&mut fds, None);
+            match polled.and_then(|_| rustix::io::read(&source, &mut buffer)) {
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Ok(n @ 1..) if writer.write_all(&buffer[..n]).is_ok() => {}
+                // Its end, or that of whoever reads it.
+                _ => return,
+            }
+        }
+    })?;
+    Ok(reader)
 }
 
 const NONBLOCK: i32 = 0o4000;
@@ -211,7 +242,7 @@ fn unreadable_input(name: &str, source: std::io::Error) -> Failure {
 }
 
 /// Ctrl-C and its like, which from now on wait to be read.
-fn end_signals() -> Result<EndSignals, Failure> {
+pub(crate) fn end_signals() -> Result<EndSignals, Failure> {
     EndSignals::listen().map_err(|source| Failure::Io {
         message: "cannot listen for signals".to_owned(),
         hint: Some("see how many files are open: ulimit -n".to_owned()),
@@ -220,14 +251,12 @@ fn end_signals() -> Result<EndSignals, Failure> {
 }
 
 /// Passes Ctrl-C and its like on.
-pub(crate) fn listen_for_signals(mut pass_on: impl FnMut(u8) + Send + 'static) -> Result<(), Failure> {
-    let signals = end_signals()?;
+pub(crate) fn pass_on(signals: EndSignals, mut to: impl FnMut(u8) + Send + 'static) {
     std::thread::spawn(move || {
         while let Ok(signal) = signals.wait() {
-            pass_on(signal);
+            to(signal);
         }
     });
-    Ok(())
 }
 
 /// One line on how a run ended.

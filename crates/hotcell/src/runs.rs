@@ -8,6 +8,7 @@ use hotcell_base::Bytes;
 use hotcell_base::text::shown;
 use hotcell_gate::live::LiveCell;
 use hotcell_gate::record::Kind;
+use hotcell_gate::session::Sessions;
 use hotcell_gate::{Home, Record, Runs, plain};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
@@ -48,7 +49,11 @@ pub(crate) fn ls(home: &Home, args: &LsArgs) -> Result<(), Failure> {
             blank(record.exit_status().to_string()),
             blank(crate::show_ms(record.wall_ms)),
             blank(Bytes(record.memory_peak_bytes).to_string()),
-            if record.kind == Kind::Session { "(session)".to_owned() } else { short(&record.command.join(" "), 60) },
+            match record.kind {
+                Kind::Session => "(session)".to_owned(),
+                Kind::Template => format!("(template of {})", record.command.first().map_or("", String::as_str)),
+                Kind::Run | Kind::Exec => short(&record.command.join(" "), 60),
+            },
         ]);
     }
     screen::answer(screen::table(&rows))
@@ -65,7 +70,12 @@ pub(crate) fn show(home: &Home, args: &ShowArgs) -> Result<(), Failure> {
     }
     let mut rows: Vec<Vec<String>> = Vec::new();
     let mut row = |name: &str, value: String| rows.push(vec![name.to_owned(), value]);
-    row(if record.kind == Kind::Session { "session" } else { "run" }, record.run_id.to_string());
+    let kind = match record.kind {
+        Kind::Session => "session",
+        Kind::Template => "template",
+        Kind::Run | Kind::Exec => "run",
+    };
+    row(kind, record.run_id.to_string());
     if let Some(session) = &record.session {
         row("in session", session.to_string());
     }
@@ -94,7 +104,7 @@ pub(crate) fn show(home: &Home, args: &ShowArgs) -> Result<(), Failure> {
     row("wall", crate::show_ms(record.wall_ms));
     row("cpu", crate::show_ms(record.cpu_ms));
     row("memory peak", Bytes(record.memory_peak_bytes).to_string());
-    row("pids peak", record.pids_peak.to_string());
+    row("pids peak", record.pids_peak.map_or_else(|| "not known".to_owned(), |peak| peak.to_string()));
     row("disk peak", Bytes(record.disk_peak_bytes).to_string());
     row("storage", format!("{} read, {} written", Bytes(record.io_read_bytes), Bytes(record.io_write_bytes)));
     for (name, bytes, truncated, sha256) in [
@@ -179,7 +189,7 @@ pub(crate) fn rm(home: &Home, args: &RmArgs) -> Result<(), Failure> {
     let records: Vec<Record> = if args.all {
         runs.list()?.into_iter().filter(|record| !is_running(home, record)).collect()
     } else {
-        args.run.iter().map(|name| runs.find(name)).collect::<Result<_, _>>()?
+        args.run.iter().map(|name| find(home, name)).collect::<Result<_, _>>()?
     };
     let is_in_use = |record: &&Record| record.kind != Kind::Session && is_running(home, record);
     if let Some(record) = records.iter().find(is_in_use) {
@@ -207,9 +217,16 @@ pub(crate) fn rm(home: &Home, args: &RmArgs) -> Result<(), Failure> {
 const STOP_WAIT: Duration = Duration::from_secs(10);
 
 pub(crate) fn stop(home: &Home, args: &StopArgs) -> Result<(), Failure> {
-    let ended = end(home, &Runs::of(home).find(&args.run)?)?;
+    let ended = end(home, &find(home, &args.run)?)?;
     screen::note(&format!("stopped {} ({})", ended.run_id, state(home, &ended)));
     Ok(())
+}
+
+/// The run that is meant: a session that is there, before any run of that name.
+fn find(home: &Home, name: &str) -> Result<Record, Failure> {
+    let session = Sessions::of(home).find(name);
+    let runs = Runs::of(home);
+    Ok(runs.find(session.as_ref().map_or(name, |session| session.run_id.as_str()))?)
 }
 
 /// Ends a run, or a session and what runs in it, and waits until it is over.
@@ -231,12 +248,21 @@ fn end(home: &Home, record: &Record) -> Result<Record, Failure> {
         return Err(not_running());
     }
     rustix::process::pidfd_send_signal(&pidfd, Signal::TERM).map_err(|errno| failed(errno.into()))?;
-    let give_up = Instant::now() + STOP_WAIT;
-    while LiveCell::find(home, &record.run_id).is_some() && cell.is_alive(home) {
-        if Instant::now() > give_up {
+    let is_over = || LiveCell::find(home, &record.run_id).is_none() || !cell.is_alive(home);
+    let ends_within = |most: Duration| {
+        let give_up = Instant::now() + most;
+        while !is_over() && Instant::now() < give_up {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        is_over()
+    };
+    if !ends_within(STOP_WAIT) {
+        // With a supervisor that hangs, its cell goes; what is left of both is cleared away here.
+        rustix::process::pidfd_send_signal(&pidfd, Signal::KILL).map_err(|errno| failed(errno.into()))?;
+        if !ends_within(STOP_WAIT) {
             return Err(failed(io::Error::other("it did not end in time")));
         }
-        std::thread::sleep(Duration::from_millis(10));
+        crate::gc::sweep(home);
     }
     Ok(Runs::of(home).find(record.run_id.as_str())?)
 }

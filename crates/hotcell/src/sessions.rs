@@ -1,12 +1,15 @@
 //! `create`, `exec` and `ls --sessions`: cells that stay.
 
+use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use hotcell_base::Outcome;
 use hotcell_base::units::show_duration;
 use hotcell_cell::{Exec, Host, PlanError, Stdin};
 use hotcell_gate::session::{
@@ -39,7 +42,11 @@ pub(crate) fn create(args: &CreateArgs, home: Option<PathBuf>) -> Result<u8, Fai
         source,
     };
     let mut command = Command::new("/proc/self/exe");
-    command.args(std::env::args_os().skip(1)).arg("--as-host");
+    std::os::unix::process::CommandExt::arg0(&mut command, "hotcell");
+    // Before anything that could end the flags.
+    let words: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let at = words.iter().position(|word| word == "create").map_or(words.len(), |at| at + 1);
+    command.args(&words[..at]).arg("--as-host").args(&words[at..]);
     let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
     let mut child = spawned.map_err(failed)?;
     let mut text = String::new();
@@ -97,6 +104,8 @@ fn refusal(failure: &Failure) -> Refusal {
 }
 
 fn try_be_host(args: &CreateArgs, home: Option<PathBuf>) -> Result<(), Failure> {
+    // Whoever waits for the end of something of the caller's does not wait for this.
+    hotcell_sys::facts::close_inherited();
     // A session of its own: no terminal's signals, and none of its end.
     let _leader_already = rustix::process::setsid();
     let host = Host::probe(std::env::vars_os())?;
@@ -113,13 +122,13 @@ fn try_be_host(args: &CreateArgs, home: Option<PathBuf>) -> Result<(), Failure> 
     crate::gc::sweep(&home);
     let stopper = Arc::new(Mutex::new(Stop::default()));
     let asked = Arc::clone(&stopper);
-    run::listen_for_signals(move |_| {
+    run::pass_on(run::end_signals()?, move |_| {
         let mut stop = asked.lock().unwrap_or_else(PoisonError::into_inner);
         stop.is_asked = true;
         if let Some(stopper) = &stop.stopper {
             stopper.stop();
         }
-    })?;
+    });
     let life = Life { idle: args.idle, total: args.life };
     let labels = args.label.iter().cloned().collect();
     session::host(&home, &args.name, &plan, labels, life, &Ours, |record, handle| {
@@ -146,8 +155,8 @@ struct Stop {
 struct Ours;
 
 impl Edge for Ours {
-    fn window(&self, stdout: OwnedFd, stderr: OwnedFd) -> Box<dyn Window> {
-        Box::new(Tee::on(stdout, stderr))
+    fn window(&self, stdout: OwnedFd, stderr: OwnedFd, is_gone: Arc<AtomicBool>) -> Box<dyn Window> {
+        Box::new(Tee::on(stdout, stderr, is_gone))
     }
 
     fn explain_plan(&self, error: PlanError) -> Refusal {
@@ -178,6 +187,8 @@ fn try_exec(args: &ExecArgs, home: Option<PathBuf>) -> Result<u8, Failure> {
     let home = crate::HomePlace::find(home)?.open()?;
     let null = || std::fs::OpenOptions::new().read(true).write(true).open("/dev/null").map(OwnedFd::from);
     let unusable = |source| Failure::Io { message: "cannot open /dev/null".to_owned(), hint: None, source };
+    // Before there is another thread.
+    let signals = run::end_signals()?;
     let stdin = match run::stdin(&args.stdin)? {
         Stdin::Null => null().map_err(unusable)?,
         Stdin::From(source) => source,
@@ -185,7 +196,7 @@ fn try_exec(args: &ExecArgs, home: Option<PathBuf>) -> Result<u8, Failure> {
     let nothing = null().map_err(unusable)?;
     let client = Client::connect(&home, &args.session)?;
     let pass_on = client.signals().map_err(unusable)?;
-    run::listen_for_signals(pass_on)?;
+    run::pass_on(signals, pass_on);
     // Our own variables, not those of the session's host.
     let variables = args.start.variables().into_iter().map(|(name, value)| {
         let value = value.or_else(|| std::env::var_os(&name));
@@ -219,6 +230,19 @@ fn try_exec(args: &ExecArgs, home: Option<PathBuf>) -> Result<u8, Failure> {
     if args.output.verbose {
         screen::note(&run::timing(&ran.timings));
     }
+    // Nothing of it ran that could have said so.
+    let missing = match ran.record.outcome {
+        Some(Outcome::NotFound) => Some("there is no such command in the session"),
+        Some(Outcome::NotExecutable) => Some("it cannot be executed"),
+        _ => None,
+    };
+    if let Some(why) = missing.filter(|_| !args.output.json) {
+        let word = ran.record.command.first().map_or("", String::as_str);
+        screen::note(&format!(
+            "error: `{word}`: {why}\nhint: look for it: hotcell exec {} -- sh -c 'command -v {word}'",
+            args.session
+        ));
+    }
     Ok(ran.record.exit_status())
 }
 
@@ -250,7 +274,7 @@ pub(crate) fn ls(home: &Home, args: &LsArgs) -> Result<(), Failure> {
                 600_000..7_200_000 => 60,
                 _ => 3600,
             };
-            show_duration(Duration::from_secs(ms / 1000 / unit * unit))
+            if ms < 1000 { "<1s".to_owned() } else { show_duration(Duration::from_secs(ms / 1000 / unit * unit)) }
         };
         rows.push(vec![
             known.name.clone(),

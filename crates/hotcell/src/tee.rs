@@ -3,11 +3,10 @@
 //! A thread of its own writes to the streams. If whoever reads them is slow, the queue fills up, the
 //! command is made to wait, and its limits go on; if they are closed, the rest is recorded only.
 
-use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
@@ -15,6 +14,7 @@ use hotcell_base::RunId;
 use hotcell_cell::Stream;
 use hotcell_gate::Viewer;
 use hotcell_gate::session::Window;
+use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::screen;
 
@@ -42,9 +42,10 @@ impl Tee {
         Tee { streams: None, queue: None, queued_bytes: Arc::default(), writer: None, on_start: None }
     }
 
-    /// Shows output on somebody else's streams.
-    pub(crate) fn on(stdout: OwnedFd, stderr: OwnedFd) -> Tee {
-        Tee::to([Box::new(File::from(stdout)), Box::new(File::from(stderr))])
+    /// Shows output on somebody else's streams, for as long as they are there.
+    pub(crate) fn on(stdout: OwnedFd, stderr: OwnedFd, is_gone: Arc<AtomicBool>) -> Tee {
+        let patient = |stream| Box::new(Patient { stream, is_gone: Arc::clone(&is_gone) });
+        Tee::to([patient(stdout), patient(stderr)])
     }
 
     fn to(streams: [Box<dyn Write + Send>; 2]) -> Tee {
@@ -68,6 +69,33 @@ impl Tee {
         {
             screen::note("hotcell: showing the output failed; it is complete in the log");
         }
+    }
+}
+
+/// A stream of somebody who may go away while others still hold it, and read nothing.
+struct Patient {
+    stream: OwnedFd,
+    is_gone: Arc<AtomicBool>,
+}
+
+impl Write for Patient {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // So much can be written to a pipe that polls as writable, without waiting.
+        const AT_ONCE: usize = 4096;
+        const LOOK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+        while !self.is_gone.load(Ordering::Relaxed) {
+            let mut fds = [PollFd::new(&self.stream, PollFlags::OUT)];
+            match rustix::event::poll(&mut fds, Some(&LOOK_EVERY)) {
+                Ok(0) | Err(rustix::io::Errno::INTR) => {}
+                Ok(_) => return Ok(rustix::io::write(&self.stream, &bytes[..bytes.len().min(AT_ONCE)])?),
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Err(io::ErrorKind::BrokenPipe.into())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

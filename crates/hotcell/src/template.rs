@@ -7,10 +7,9 @@ use std::sync::Arc;
 
 use hotcell_base::Bytes;
 use hotcell_base::text::shown;
-use hotcell_cell::template::{self, Template};
-use hotcell_cell::{Builder, Cell, Host, Mode, MountRequest, Plan};
+use hotcell_cell::{Builder, Cell, Host, Plan, RemoteEnd, template};
 use hotcell_gate::record::TemplateRecord;
-use hotcell_gate::{Home, Templates};
+use hotcell_gate::{Gate, Home, Templates};
 
 use crate::cli::RunArgs;
 use crate::error::Failure;
@@ -35,31 +34,29 @@ pub(crate) fn begin(
     host: &Host,
     home: &Home,
     plan: Plan,
+    remote: &RemoteEnd,
 ) -> Result<(Plan, Option<TemplateRecord>), Failure> {
     let Some(name) = &args.template else { return Ok((plan, None)) };
     let warm = template::python(surroundings(args, home)?, &program(name)?, &args.import).plan(host)?;
-    let found = Templates::of(home).get(&key(&warm), |memory| Template::warm(&warm, memory, template::PYTHON_TRIAL))?;
-    if !found.is_kept && !args.output.quiet && !args.output.json {
+    let found = Templates::of(home).get(&Gate::of(home), &warm, template::PYTHON_TRIAL, Some(remote))?;
+    if !found.was_kept && !args.output.quiet && !args.output.json {
         let bytes = Bytes(found.template.snapshot().bytes());
-        screen::note(&format!("template {name} is loaded ({bytes}), and kept for the next runs"));
+        let kept = if found.is_kept { "and kept for the next runs" } else { "and cannot be kept" };
+        screen::note(&format!("template {name} is loaded ({bytes}), {kept}"));
     }
     let seed = args.seed.unwrap_or_else(hotcell_gate::door::random);
-    let record = TemplateRecord { name: name.clone(), imports: args.import.clone(), seed };
+    let record = TemplateRecord { name: name.clone(), imports: args.import.clone(), seed, sha256: found.sha256 };
     Ok((plan.from_template(Arc::new(found.template), seed), Some(record)))
 }
 
-/// What the program is loaded in: what the run will see, but that nothing can be written, so that its modules are found.
+/// What the program is loaded in: nothing but what it is installed with, so that no run can leave something there for the
+/// next; within the run's limits and walls.
 fn surroundings(args: &RunArgs, home: &Home) -> Result<Builder, Failure> {
-    let mut builder = Cell::builder().hide(home.path());
-    if let Some(workspace) = &args.cell.workspace {
-        builder = builder.workspace(workspace, Mode::Ro);
-    }
-    for mount in &args.cell.mount {
-        builder = builder.mount(MountRequest { writable: false, ..run::mount_request(mount)? });
-    }
+    let mut builder = Cell::builder().hide(home.path()).limits(args.limits.limits());
     // A template is kept, so it gets none of the caller's variables but those that say how to load it.
     let variables = args.start.variables().into_iter().filter(|(name, _)| is_for_loading(name));
     builder = variables.fold(builder, |builder, (name, value)| builder.env(name, value));
+    builder = args.cell.require.iter().fold(builder, |builder, wall| builder.require(*wall));
     let missing = args.cell.allow_missing.iter().copied().chain(run::always_allowed_missing()?);
     Ok(missing.fold(builder, Builder::allow_missing))
 }
@@ -67,13 +64,4 @@ fn surroundings(args: &RunArgs, home: &Home) -> Result<Builder, Failure> {
 /// `PYTHONPATH` and its like, and how many threads a library may start.
 fn is_for_loading(name: &OsStr) -> bool {
     name.as_bytes().starts_with(b"PYTHON") || name.as_bytes().ends_with(b"_NUM_THREADS")
-}
-
-/// All that a template depends on, but for the contents of files.
-fn key(warm: &Plan) -> Vec<Vec<u8>> {
-    let words = warm.argv().iter().map(|word| word.as_bytes().to_vec());
-    let variables = warm.env().iter().map(|(name, value)| [name.as_bytes(), b"=", value.as_bytes()].concat());
-    let view = warm.view().iter().map(|entry| entry.to_string().into_bytes());
-    let places = [warm.program().unwrap_or(Path::new("")), warm.cwd()].map(|path| path.as_os_str().as_bytes().to_vec());
-    words.chain(variables).chain(view).chain(places).collect()
 }

@@ -16,7 +16,6 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hotcell_sys::program::Image;
@@ -36,6 +35,7 @@ pub(crate) mod aftermath;
 pub mod early;
 pub mod placeholders;
 pub(crate) mod station;
+pub(crate) mod strays;
 mod streams;
 mod supervisor;
 
@@ -44,6 +44,9 @@ use station::Station;
 /// Why a run did not happen or could not be finished.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
+    /// The command was planned for another cell; see [`Plan::exec`].
+    #[error("the command was planned for another cell than this one")]
+    Foreign,
     /// A wall did not go up, or did not hold when it was tried.
     #[error("the wall `{wall}` does not stand: {what}")]
     Wall {
@@ -84,7 +87,8 @@ pub enum Stdin {
     /// Nowhere: it ends at once.
     #[default]
     Null,
-    /// From here, copied through a pipe: a cell never holds a descriptor of a host's file.
+    /// From here, copied through a pipe: a cell never holds a descriptor of a host's file. Nobody else may read from it:
+    /// a supervisor that waits for what another has taken enforces nothing.
     From(OwnedFd),
 }
 
@@ -202,6 +206,13 @@ impl RemoteEnd {
         Ok(!fds[0].revents().is_empty())
     }
 
+    /// Whether it was told something that nobody has heard yet.
+    pub(crate) fn is_asked(&self) -> bool {
+        let mut fds = [PollFd::new(self, PollFlags::IN)];
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(1..)) && fds[0].revents().contains(PollFlags::IN)
+    }
+
     /// What it was told: some of it, if it polls as readable.
     fn hear(&self) -> Vec<u8> {
         match &self.0 {
@@ -238,7 +249,7 @@ impl Plan {
     /// Runs the command without input and keeps its output in memory.
     pub fn run(&self) -> Result<Report, RunError> {
         let mut memory = Memory::default();
-        let mut report = self.run_with(&group_name("hotcell"), Stdin::Null, &mut memory, None)?;
+        let mut report = self.run_with(&strays::group_name("hotcell"), Stdin::Null, &mut memory, None)?;
         memory.give(&mut report);
         Ok(report)
     }
@@ -319,12 +330,6 @@ impl Plan {
         }
         walls
     }
-}
-
-/// A name for a cgroup that no other has while this process lives.
-pub(crate) fn group_name(prefix: &str) -> String {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    format!("{prefix}-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// The wall clock, in seconds and nanoseconds.

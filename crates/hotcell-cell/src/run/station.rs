@@ -6,6 +6,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hotcell_sys::id_map::user_namespace;
@@ -196,6 +197,7 @@ impl Station {
         remote: Option<&RemoteEnd>,
         (begun, since): (Instant, (i64, i64)),
     ) -> Result<Report, RunError> {
+        foreign(of, plan)?;
         let Rising { line, raised } = cell;
         if let Some(group) = self.group.group.as_mut().filter(|_| plan.limits != of.limits) {
             group.limit(&plan.limits).map_err(RunError::Cgroup)?;
@@ -228,6 +230,7 @@ impl Station {
         observer: &mut dyn Observer,
         remote: Option<&RemoteEnd>,
     ) -> Result<Report, RunError> {
+        foreign(of, plan)?;
         let begun = Instant::now();
         if let Some(group) = &mut self.group.group {
             group.begin(&plan.limits).map_err(RunError::Cgroup)?;
@@ -274,7 +277,10 @@ impl Station {
         let outputs = [Output::new(Stream::Stdout, stdout), Output::new(Stream::Stderr, stderr)];
         let input = Input::new(stdin.take().unwrap_or_default(), stdin_pipe);
         let mut supervisor = Supervisor::new(plan, command, self, held, since, outputs, input);
-        supervisor.supervise(observer, remote)?;
+        if let Err(error) = supervisor.supervise(observer, remote) {
+            supervisor.abandon();
+            return Err(error);
+        }
         let run = supervisor.elapsed();
         let collecting = Instant::now();
         let mut report = supervisor.collect(isolation, observer)?;
@@ -349,6 +355,12 @@ impl Station {
         let (init_pid, init) = init.ok_or_else(out_of_turn)?;
         Ok(Raised { init, init_pid, scratch, proc, root })
     }
+}
+
+/// Refuses a command that was planned for another cell: its report would claim walls that do not stand here.
+fn foreign(cell: &Plan, command: &Plan) -> Result<(), RunError> {
+    let is_same = Arc::ptr_eq(&cell.view, &command.view) && cell.walls == command.walls;
+    if is_same { Ok(()) } else { Err(RunError::Foreign) }
 }
 
 /// Waits for the spawner or the cell to say something, unless the caller or the clock ends the run first: which did.

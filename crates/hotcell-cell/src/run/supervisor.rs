@@ -78,6 +78,8 @@ pub(super) struct Supervisor<'a> {
     failure: Option<RunError>,
     peaks: Peaks,
     paused: bool,
+    /// What was on the scratch filesystem before the command.
+    scratch_before: DiskUse,
     scan: DiskScan,
     watch: Watch,
 }
@@ -100,7 +102,7 @@ impl<'a> Supervisor<'a> {
         if let Some(proc) = cell.proc.as_ref().filter(|_| is_watched) {
             watch.begin(proc.as_fd());
         }
-        Supervisor {
+        let mut supervisor = Supervisor {
             plan,
             image,
             station,
@@ -123,9 +125,14 @@ impl<'a> Supervisor<'a> {
             failure: None,
             peaks: Peaks::default(),
             paused: false,
+            scratch_before: DiskUse::default(),
             scan: DiskScan::new(plan),
             watch,
+        };
+        if reach == Reach::Command {
+            supervisor.scratch_before = supervisor.scratch_use();
         }
+        supervisor
     }
 
     /// How long the command ran; of one that was killed with its cell, as long as we saw it run.
@@ -321,6 +328,23 @@ impl<'a> Supervisor<'a> {
         self.end_cell();
     }
 
+    /// Leaves a command that cannot be watched any more: nothing of it is there when another one comes.
+    pub(super) fn abandon(&mut self) {
+        let give_up = Instant::now() + KILL_WAIT;
+        let is_over = |this: &Self| this.status.is_some() || this.is_line_closed;
+        while !is_over(self) && self.line.kill().is_ok() && Instant::now() < give_up {
+            let line = self.line.as_pollable();
+            let mut fds = [PollFd::new(&line, PollFlags::IN)];
+            let wait = rustix::event::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+            if matches!(rustix::event::poll(&mut fds, Some(&wait)), Ok(1..)) && self.line().is_err() {
+                break;
+            }
+        }
+        if self.status.is_none() {
+            self.end_cell();
+        }
+    }
+
     /// Ends every process of the cell, its init first.
     fn end_cell(&mut self) {
         self.kill_until = None;
@@ -451,7 +475,11 @@ impl<'a> Supervisor<'a> {
         self.peaks.disk = self.peaks.disk.max(bytes);
         let limits = &self.plan.limits;
         let most = limits.disk.0.div_ceil(launch::PAGE) * launch::PAGE;
-        self.plan.asks_for(Wall::Disk) && (bytes > most || n_files > limits.inodes() || workspace.n_hidden > 0)
+        // Who finds it full is not who filled it.
+        let before = &self.scratch_before;
+        let has_too_many =
+            bytes > most && bytes > before.bytes || n_files > limits.inodes() && n_files > before.n_files;
+        self.plan.asks_for(Wall::Disk) && (has_too_many || workspace.n_hidden > 0)
     }
 
     /// Reads the last numbers, reaps, and decides the outcome.
@@ -491,7 +519,10 @@ impl<'a> Supervisor<'a> {
             wall: Duration::ZERO,
             cpu: cpu_time(&usage, sample.as_ref()).max(self.peaks.cpu),
             memory_peak_bytes: sample.and_then(|sample| sample.memory_peak).unwrap_or(self.peaks.memory.max(resident)),
-            pids_peak: sample.and_then(|sample| sample.pids_peak).unwrap_or(self.peaks.pids).max(1),
+            pids_peak: match sample {
+                Some(sample) => sample.pids_peak.map(|peak| peak.max(1)),
+                None => Some(self.peaks.pids.max(1)),
+            },
             disk_peak_bytes: self.peaks.disk,
             io_read_bytes: u64::try_from(usage.read_blocks).unwrap_or(0) * 512,
             io_write_bytes: u64::try_from(usage.written_blocks).unwrap_or(0) * 512,

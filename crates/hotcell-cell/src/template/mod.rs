@@ -33,9 +33,13 @@ use rustix::fs::MemfdFlags;
 use rustix::mount::OpenTreeFlags;
 use serde::{Deserialize, Serialize};
 
+use crate::needs;
 use crate::plan::{Builder, Plan, PlanError};
-use crate::run::{Memory, RunError, Stdin, remote};
+use crate::report::Report;
+use crate::run::strays::{self, group_name};
+use crate::run::{Memory, Observer, RemoteEnd, RunError, Stdin, Stream, remote};
 use crate::session::Session;
+use crate::view::Entry;
 
 /// A program that was loaded.
 #[derive(Debug)]
@@ -49,7 +53,7 @@ pub struct Template {
 /// A file that a template was made of.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Source {
-    /// Where; it is there inside and outside.
+    /// Where, outside.
     path: ExactPath,
     /// Device, inode, size and the moment it was last changed; none if it is not there outside.
     state: Option<(u64, u64, u64, i64, i64)>,
@@ -99,6 +103,8 @@ pub enum TemplateError {
 
 /// The largest template.
 const BYTES_MAX: u64 = 1 << 30;
+/// So many files a template is made of at most; a program that names more cannot be kept an eye on.
+const SOURCES_MAX: usize = 20_000;
 
 /// The program of [`python`].
 pub const PYTHON: &str = include_str!("python.py");
@@ -116,19 +122,43 @@ impl Template {
     /// Runs a plan's command until it stops itself, and takes it down; its memory goes to the file. `trial` are arguments
     /// with which it does nothing but stop itself again: what it writes to then, every run writes to.
     pub fn warm(plan: &Plan, memory: File, trial: &[&str]) -> Result<Template, TemplateError> {
-        let mut session = Session::open(plan.clone(), &mut Memory::default())?;
+        strays::sweep(&plan.host.cgroups);
+        let mut nobody = Memory::default();
+        Template::warm_as(plan, &group_name("hotcell-template"), memory, trial, &mut nobody, None)
+            .map(|(template, _)| template)
+    }
+
+    /// The same, with a name for its cgroup that nobody else has; see [`Plan::traces`]. Gives the report of the program
+    /// that was taken down, too, which then was ended.
+    pub fn warm_as(
+        plan: &Plan,
+        name: &str,
+        memory: File,
+        trial: &[&str],
+        observer: &mut dyn Observer,
+        remote: Option<&RemoteEnd>,
+    ) -> Result<(Template, Report), TemplateError> {
+        let mut session = Session::open_as(plan.clone(), name, observer)?;
+        // Without walls that may be missing here.
+        let plan = &session.plan().clone();
         // What it may use of memory, and the files it maps: the guest does not fill the host's disk by mapping them often.
         let most = plan.limits.memory.0.min(BYTES_MAX);
         let init = session.init_pid();
-        let (snapshot, said) = at_stop(&mut session, plan, |pid| Snapshot::take(pid, init, &memory, most))?;
+        let take = |pid| Snapshot::take(pid, init, &memory, most);
+        let (snapshot, report) = at_stop(&mut session, plan, observer, remote, take)?;
         let snapshot = snapshot?;
-        let said = said.split(|byte| *byte == 0).filter(|path| path.starts_with(b"/"));
-        let mut paths: BTreeSet<PathBuf> = said.map(|path| OsStr::from_bytes(path).into()).collect();
-        paths.extend(snapshot.files().iter().map(PathBuf::from));
-        let sources = paths.iter().map(|path| Source::of(path)).collect();
+        let said = report.stdout.kept.split(|byte| *byte == 0).filter(|path| path.starts_with(b"/"));
+        let mut paths: BTreeSet<&Path> = said.map(|path| Path::new(OsStr::from_bytes(path))).collect();
+        paths.extend(snapshot.files().iter().map(Path::new));
+        if paths.len() > SOURCES_MAX {
+            let source = io::Error::other(format!("it is made of more than {SOURCES_MAX} files"));
+            return Err(failed("the program to begin from cannot be kept an eye on")(source));
+        }
+        // A guest's word decides about nothing that it could not see.
+        let sources = paths.iter().filter_map(|path| outside(plan, path)).map(|path| Source::of(&path)).collect();
         let mut template = Template { snapshot, memory: nameless(memory), sources };
         if trial.is_empty() {
-            return Ok(template);
+            return Ok((template, report));
         }
         let arguments = trial.iter().map(Into::into);
         let mut beginning = plan.clone();
@@ -139,9 +169,10 @@ impl Template {
             sources: Vec::new(),
         };
         let beginning = beginning.from_template(Arc::new(copy), 0);
-        let (learnt, _) = at_stop(&mut session, &beginning, |pid| template.snapshot.learn(pid))?;
+        let learn = |pid| template.snapshot.learn(pid);
+        let (learnt, _) = at_stop(&mut session, &beginning, observer, remote, learn)?;
         learnt.map_err(failed("the template cannot be tried"))?;
-        Ok(template)
+        Ok((template, report))
     }
 
     /// One that was warmed before; `memory` is its file.
@@ -169,6 +200,17 @@ impl Template {
     pub(crate) fn memory(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
     }
+}
+
+/// Where a file inside is outside, if it is the host's.
+fn outside(plan: &Plan, path: &Path) -> Option<PathBuf> {
+    let shown = plan.view.iter().rev().filter_map(|entry| match entry {
+        Entry::Bind { source, target, device: false, .. } => Some((source, target)),
+        Entry::Overlay { source, target, .. } => Some((source, target)),
+        _ => None,
+    });
+    let below = |(source, target): (&PathBuf, &PathBuf)| Some(source.join(path.strip_prefix(target).ok()?));
+    needs::normal(path).eq(path).then(|| shown.filter_map(below).next()).flatten()
 }
 
 /// What a run that begins from a template needs beside its plan.
@@ -228,16 +270,31 @@ fn failed(what: &'static str) -> impl Fn(io::Error) -> TemplateError {
     move |source| TemplateError::Io { what, source }
 }
 
-/// Runs a command until it stops itself, does something with it then, and ends it: what came of it, and what it wrote.
+/// Keeps what a command writes, for two.
+struct Both<'a> {
+    kept: Memory,
+    other: &'a mut dyn Observer,
+}
+
+impl Observer for Both<'_> {
+    fn output(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
+        self.kept.output(stream, bytes)?;
+        self.other.output(stream, bytes)
+    }
+}
+
+/// Runs a command until it stops itself, does something with it then, and ends it: what came of it, and its report.
 fn at_stop<T: Send>(
     session: &mut Session,
     plan: &Plan,
+    observer: &mut dyn Observer,
+    asked: Option<&RemoteEnd>,
     act: impl FnOnce(i32) -> T + Send,
-) -> Result<(T, Vec<u8>), TemplateError> {
+) -> Result<(T, Report), TemplateError> {
     const LOOK_EVERY: Duration = Duration::from_millis(1);
     let init = session.init_pid();
     let (remote, remote_end) = remote().map_err(failed("a pipe cannot be made"))?;
-    let mut output = Memory::default();
+    let mut output = Both { kept: Memory::default(), other: observer };
     let is_over = AtomicBool::new(false);
     let (report, acted) = std::thread::scope(|scope| {
         let acting = scope.spawn(|| {
@@ -248,6 +305,10 @@ fn at_stop<T: Send>(
                     remote.kill();
                     return Some(acted);
                 }
+                if asked.is_some_and(RemoteEnd::is_asked) {
+                    remote.kill();
+                    return None;
+                }
                 std::thread::sleep(LOOK_EVERY);
             }
             None
@@ -257,10 +318,9 @@ fn at_stop<T: Send>(
         (report, acting.join())
     });
     let mut report = report?;
-    output.give(&mut report);
-    let acted = acted.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    match acted {
-        Some(acted) => Ok((acted, report.stdout.kept)),
+    output.kept.give(&mut report);
+    match acted.unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
+        Some(acted) => Ok((acted, report)),
         None => {
             let stderr = report.stderr.text();
             let last = stderr.lines().last().unwrap_or("it said nothing").to_owned();

@@ -3,7 +3,7 @@
 # It stops itself when everything is loaded, and has said which files that were. Whoever goes on from there is a run of its own, whose request is on
 # descriptor 3: a seed, a number of words, the words, its own name first, and the environment, each ended by a zero.
 def _hotcell(main):
-    import atexit, gc, importlib, io, os, random, signal, sys
+    import atexit, gc, importlib, io, os, random, signal, sys, zipimport
     from importlib import machinery
 
     def begin():
@@ -24,7 +24,17 @@ def _hotcell(main):
             sys.modules["ssl"].RAND_add(os.urandom(32), 32.0)
         if "tempfile" in sys.modules:
             sys.modules["tempfile"]._name_sequence = None
-        sys.path[1:1] = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+        if "multiprocessing.process" in sys.modules:
+            sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
+        if "uuid" in sys.modules:
+            sys.modules["uuid"]._node = None
+        if "time" in sys.modules:
+            sys.modules["time"].tzset()
+        sys.orig_argv = [sys.executable, *argv]
+        # A directory that was not there may be now.
+        importlib.invalidate_caches()
+        parts = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        sys.path[1:1] = [part for part in parts if part and part not in sys.path]
         if argv[:1] == ["-c"] and len(argv) > 1:
             sys.argv = ["-c"] + argv[2:]
             return argv[1], "<string>"
@@ -34,7 +44,13 @@ def _hotcell(main):
         if not argv or argv[0] == "-":
             sys.argv = argv or [""]
             return sys.stdin.buffer.read(), "<stdin>"
+        if argv[0].startswith("-"):
+            print(f"{sys.executable}: a template is given a script, -c CODE, -m MODULE or -, not {argv[0]}", file=sys.stderr)
+            end(2)
         sys.argv, name = argv, os.path.abspath(argv[0])
+        if os.path.isdir(name) or is_archive(name):
+            sys.path[0] = argv[0]
+            return "import runpy as _; _._run_module_as_main('__main__', False)", "<directory>"
         try:
             with io.open_code(name) as file:
                 source = file.read()
@@ -46,8 +62,16 @@ def _hotcell(main):
         main["__loader__"] = machinery.SourceFileLoader("__main__", name)
         return source, name
 
+    def is_archive(name):
+        """Whether it is a zip file, of which Python runs what is in it."""
+        try:
+            zipimport.zipimporter(name)
+            return True
+        except zipimport.ZipImportError:
+            return False
+
     def run(source, name):
-        """Runs the program: what it exits with."""
+        """Runs the program: what it exits with, or nothing if it was interrupted."""
         try:
             exec(compile(source, name, "exec", dont_inherit=True), main)
             return 0
@@ -60,7 +84,7 @@ def _hotcell(main):
             trace = None if isinstance(error, SyntaxError) else error.__traceback__.tb_next
             sys.excepthook(type(error), error.with_traceback(trace), trace)
             if isinstance(error, KeyboardInterrupt):
-                return -signal.SIGINT
+                return None
         return 1
 
     def end(code):
@@ -79,9 +103,9 @@ def _hotcell(main):
                     stream.flush()
             except BaseException:
                 code = 120 if stream is sys.stdout and code == 0 else code
-        if code < 0:
-            signal.signal(-code, signal.SIG_DFL)
-            os.kill(os.getpid(), -code)
+        if code is None:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
         os._exit(code & 0xFF)
 
     for name in sys.argv[1:]:

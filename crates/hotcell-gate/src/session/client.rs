@@ -28,6 +28,19 @@ pub enum Told<'a> {
     Started(&'a RunId),
 }
 
+/// What exists inside a session.
+#[derive(Debug)]
+pub struct Root {
+    /// Its root directory.
+    pub root: OwnedFd,
+    /// Whose files are the guest's own.
+    pub owner: u32,
+    /// Where its commands begin.
+    pub directory: PathBuf,
+    /// The host's own directories and files that the guest may write to.
+    pub writable: Vec<PathBuf>,
+}
+
 /// A command that ran.
 #[derive(Debug)]
 pub struct Ran {
@@ -87,10 +100,13 @@ impl Client {
         }
     }
 
-    /// The root of what exists inside, whose files are the cell's own, and where its commands begin.
-    pub fn root(self) -> Result<(OwnedFd, u32, PathBuf), SessionError> {
+    /// What it takes to copy files in and out.
+    pub fn root(self) -> Result<Root, SessionError> {
         match self.ask(&Ask::Root)? {
-            (Answer::Root { owner, directory }, mut fds) if !fds.is_empty() => Ok((fds.remove(0), owner, directory.0)),
+            (Answer::Root { owner, directory, writable }, mut fds) if !fds.is_empty() => {
+                let writable = writable.into_iter().map(|path| path.0).collect();
+                Ok(Root { root: fds.remove(0), owner, directory: directory.0, writable })
+            }
             _ => Err(self.out_of_turn()),
         }
     }

@@ -3,11 +3,12 @@
 //! One thread runs commands, in the order they came; one accepts connections; and each connection has one that listens
 //! for signals and for its end. Nothing but the first touches the cell.
 
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -19,20 +20,22 @@ use hotcell_cell::{Plan, PlanError, Remote, RemoteEnd, Session, Stdin, Stream, r
 use rustix::event::{PollFd, PollFlags};
 
 use super::wire::{self, Answer, Ask, Done, ExecRequest, Refusal, Status};
-use super::{Life, SessionError, Sessions, failed};
+use super::{Claim, Life, SessionError, Sessions, failed};
 use crate::door::{Ending, Gate, GateError, Request, Viewer};
 use crate::home::Home;
 use crate::record::Record;
 
 /// How often a session that has nothing to do looks whether its cell is still there.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long to wait before a connection that could not be accepted is tried again.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(20);
 /// So many connections at one time; more are closed at once.
 const CONNECTIONS_MAX: usize = 128;
 
 /// What a host leaves to whoever runs it: showing and explaining.
 pub trait Edge {
-    /// Shows a command's output on these two, without ever making the host wait.
-    fn window(&self, stdout: OwnedFd, stderr: OwnedFd) -> Box<dyn Window>;
+    /// Shows a command's output on these two, without ever making the host wait; not for longer than somebody is there.
+    fn window(&self, stdout: OwnedFd, stderr: OwnedFd, is_gone: Arc<AtomicBool>) -> Box<dyn Window>;
     /// What to try next, and the outcome, of a command that cannot be one.
     fn explain_plan(&self, error: PlanError) -> Refusal;
     /// The same, of one that could not be run.
@@ -64,6 +67,8 @@ struct Shared {
     root: Option<OwnedFd>,
     owner: u32,
     directory: PathBuf,
+    /// The host's own that the guest may write to.
+    writable: Vec<PathBuf>,
     life: Life,
     born: Instant,
 }
@@ -92,8 +97,26 @@ struct ExecJob {
     streams: [OwnedFd; 3],
     socket: OwnedFd,
     remote: (Remote, RemoteEnd),
-    /// Whether nobody waits for it any more.
-    is_forsaken: Arc<AtomicBool>,
+    turn: Arc<TurnOf>,
+}
+
+/// Where a command is on its way. Whoever changes it first, of its client and the host, has decided.
+#[derive(Debug, Default)]
+struct TurnOf {
+    step: AtomicU8,
+    /// Whether nobody is there any more to see what it writes.
+    is_client_gone: Arc<AtomicBool>,
+}
+
+const WAITS: u8 = 0;
+const BEGAN: u8 = 1;
+const FORSAKEN: u8 = 2;
+
+impl TurnOf {
+    /// Whether it was still waiting, and now is not.
+    fn decide(&self, step: u8) -> bool {
+        self.step.compare_exchange(WAITS, step, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
 }
 
 impl Shared {
@@ -137,6 +160,30 @@ pub fn host(
     let request = Request { name: Some(name.to_owned()), labels, ..Request::default() };
     let (mut session, admitted) = gate.open_session(plan, &request, None).map_err(Box::new)?;
     let id = admitted.record().run_id.clone();
+    let listening = listen_at(&claim, &id, &session, life);
+    let (shared, to_do) = match listening {
+        Ok(listening) => listening,
+        Err(error) => {
+            let ending = Ending { outcome: Outcome::PlatformError, limit: None, error: Some(error.to_string()) };
+            // The error that is returned says more than one of writing it down.
+            let _said = admitted.close(session, &ending);
+            return Err(error);
+        }
+    };
+    ready(admitted.record(), Stopper(Arc::clone(&shared)));
+    let ending = serve((&gate, &id), &mut session, &shared, &to_do, edge);
+    // Nobody finds it from here on.
+    drop(claim);
+    Ok(admitted.close(session, &ending).map_err(Box::new)?)
+}
+
+/// Makes a session known, and has a thread accept connections.
+fn listen_at(
+    claim: &Claim,
+    id: &RunId,
+    session: &Session,
+    life: Life,
+) -> Result<(Arc<Shared>, Receiver<Job>), SessionError> {
     let unheard = failed("the session cannot listen");
     let (listener, address, _directory) = wire::socket(&claim.path).map_err(&unheard)?;
     let listening = rustix::net::bind(&listener, &address).and_then(|()| rustix::net::listen(&listener, 64));
@@ -149,18 +196,15 @@ pub fn host(
         root,
         owner: session.isolation().id_outside,
         directory: session.plan().cwd().to_owned(),
+        writable: session.plan().writable().to_vec(),
         life,
         born: Instant::now(),
     });
-    claim.publish(&id).map_err(|error| SessionError::Gate(Box::new(error.into())))?;
+    claim.publish(id).map_err(|error| SessionError::Gate(Box::new(error.into())))?;
     let accepting = Arc::clone(&shared);
     let spawned = thread::Builder::new().name("hotcell-accept".to_owned()).spawn(move || accept(&listener, &accepting));
     spawned.map_err(&unheard)?;
-    ready(admitted.record(), Stopper(Arc::clone(&shared)));
-    let ending = serve((&gate, &id), &mut session, &shared, &to_do, edge);
-    // Nobody finds it from here on.
-    drop(claim);
-    Ok(admitted.close(session, &ending).map_err(Box::new)?)
+    Ok((shared, to_do))
 }
 
 /// Runs commands until the session ends: why.
@@ -204,8 +248,8 @@ fn serve(
 }
 
 fn run((gate, id): (&Gate, &RunId), session: &mut Session, shared: &Shared, job: ExecJob, edge: &dyn Edge) {
-    let ExecJob { request, streams, socket, remote: (remote, remote_end), is_forsaken } = job;
-    if is_forsaken.load(Ordering::Relaxed) {
+    let ExecJob { request, streams, socket, remote: (remote, remote_end), turn } = job;
+    if !turn.decide(BEGAN) {
         return;
     }
     let plan = match session.plan().exec(&request.exec(session.plan().limits())) {
@@ -220,13 +264,14 @@ fn run((gate, id): (&Gate, &RunId), session: &mut Session, shared: &Shared, job:
         if state.ending.is_some() {
             return;
         }
-        let command = plan.argv().iter().map(|argument| shown(argument.as_bytes())).collect();
+        let command = brief(plan.argv());
         state.running = Some((command, remote));
         state.idle_since = None;
         state.n_commands += 1;
     }
     let [stdin, stdout, stderr] = streams;
-    let mut pane = Pane { window: edge.window(stdout, stderr), socket: &socket };
+    let window = edge.window(stdout, stderr, Arc::clone(&turn.is_client_gone));
+    let mut pane = Pane { window, socket: &socket };
     let request = Request { stdin: Stdin::From(stdin), name: request.name, labels: request.labels, template: None };
     let ran = gate.exec((session, id), &plan, request, &mut pane, Some(&remote_end));
     {
@@ -242,12 +287,30 @@ fn run((gate, id): (&Gate, &RunId), session: &mut Session, shared: &Shared, job:
         }
         Err(error) => (Answer::Refused(edge.explain_gate(error)), None),
     };
-    // Whoever reads the output may be slow; the next command is not made to wait for that.
-    thread::spawn(move || {
+    // Whoever reads the output may be slow; the next command is not made to wait for that. Where no thread can be had,
+    // the client sees the connection close.
+    let _seen_there = thread::Builder::new().name("hotcell-end".to_owned()).spawn(move || {
         window.close();
         let fds: Vec<_> = memory.iter().map(AsFd::as_fd).collect();
         let _gone = wire::send(&socket, &end, &fds);
     });
+}
+
+/// A command as it is shown to others: not all of it, if it is long.
+fn brief(argv: &[OsString]) -> Vec<String> {
+    const LETTERS_MAX: usize = 1000;
+    let mut left = LETTERS_MAX;
+    let mut words = Vec::new();
+    for argument in argv {
+        let word = shown(argument.as_bytes());
+        if word.len() > left {
+            words.push("…".to_owned());
+            break;
+        }
+        left -= word.len() + 1;
+        words.push(word);
+    }
+    words
 }
 
 /// Shows output, and says when it begins.
@@ -287,7 +350,11 @@ fn accept(listener: &OwnedFd, shared: &Arc<Shared>) {
             continue;
         }
         let flags = rustix::net::SocketFlags::CLOEXEC;
-        let Ok(socket) = rustix::net::accept_with(listener, flags) else { continue };
+        let Ok(socket) = rustix::net::accept_with(listener, flags) else {
+            // For want of descriptors, most likely: there are more when a command has ended.
+            thread::sleep(ACCEPT_AGAIN);
+            continue;
+        };
         if !wire::is_ours(&socket) || shared.state().n_connections >= CONNECTIONS_MAX {
             continue;
         }
@@ -311,49 +378,61 @@ fn talk(socket: OwnedFd, shared: &Shared) -> io::Result<()> {
             let request = wire::from_memory(fds.remove(0))?;
             let streams = <[OwnedFd; 3]>::try_from(fds).map_err(|_| io::Error::other("three streams"))?;
             let (remote, remote_end) = remote()?;
-            let is_forsaken = Arc::new(AtomicBool::new(false));
+            let turn = Arc::new(TurnOf::default());
             let job = ExecJob {
                 request,
                 streams,
                 socket: socket.try_clone()?,
                 remote: (remote.clone(), remote_end),
-                is_forsaken: Arc::clone(&is_forsaken),
+                turn: Arc::clone(&turn),
             };
+            if let Some(command) = shared.state().running.as_ref().map(|(command, _)| command.clone()) {
+                wire::send(&socket, &Answer::Busy { command }, &[])?;
+            }
             {
                 let mut state = shared.state();
                 if state.ending.is_some() {
                     return Ok(());
                 }
                 state.n_waiting += 1;
-                if let Some((command, _)) = &state.running {
-                    wire::send(&socket, &Answer::Busy { command: command.clone() }, &[])?;
-                }
+                shared.send(Job::Exec(Box::new(job)));
             }
-            shared.send(Job::Exec(Box::new(job)));
-            listen(&socket, &remote, &is_forsaken);
-            Ok(())
+            listen(&socket, &remote, &turn)
         }
         Ask::Root => match &shared.root {
             Some(root) => {
                 let directory = shared.directory.as_path().into();
-                wire::send(&socket, &Answer::Root { owner: shared.owner, directory }, &[root.as_fd()])
+                let writable = shared.writable.iter().map(|path| path.as_path().into()).collect();
+                wire::send(&socket, &Answer::Root { owner: shared.owner, directory, writable }, &[root.as_fd()])
             }
             None => Ok(()),
         },
         Ask::Status => wire::send(&socket, &Answer::Status(status(shared)), &[]),
-        Ask::Exec | Ask::Signal(_) => Ok(()),
+        // The kernel leaves out descriptors that there is no room for.
+        Ask::Exec => {
+            let chain = vec!["the session's host has too many files open".to_owned()];
+            let hint = Some("see what runs: hotcell ls --sessions; then try again".to_owned());
+            wire::send(&socket, &Answer::Refused(Refusal { chain, hint, outcome: Outcome::PlatformError }), &[])
+        }
+        Ask::Signal(_) => Ok(()),
     }
 }
 
-/// Passes signals on until the client is gone; then its command ends.
-fn listen(socket: &OwnedFd, remote: &Remote, is_forsaken: &AtomicBool) {
+/// Passes signals on until the client is gone; then its command ends. One that has not begun never does.
+fn listen(socket: &OwnedFd, remote: &Remote, turn: &TurnOf) -> io::Result<()> {
     while let Ok(Some((ask, _))) = wire::receive::<Ask>(socket) {
-        if let Ask::Signal(signal) = ask {
-            remote.signal(signal);
+        let Ask::Signal(signal) = ask else { continue };
+        if turn.decide(FORSAKEN) {
+            let chain = vec!["the command was asked to end before it began".to_owned()];
+            let refusal = Refusal { chain, hint: None, outcome: Outcome::Killed };
+            return wire::send(socket, &Answer::Refused(refusal), &[]);
         }
+        remote.signal(signal);
     }
-    is_forsaken.store(true, Ordering::Relaxed);
+    turn.decide(FORSAKEN);
+    turn.is_client_gone.store(true, Ordering::Relaxed);
     remote.kill();
+    Ok(())
 }
 
 fn status(shared: &Shared) -> Status {

@@ -30,7 +30,7 @@ use crate::live::{Hold, ProcessName};
 use crate::plain;
 use crate::record::{RecordError, replace};
 
-pub use client::{Client, Ran, Told};
+pub use client::{Client, Ran, Root, Told};
 pub use host::{Edge, Stopper, Window, host};
 pub use wire::{ExecRequest, LimitChanges, Refusal, Status};
 
@@ -117,9 +117,13 @@ impl Sessions {
     /// Where a session of this name is.
     fn place(&self, name: &str) -> Result<PathBuf, SessionError> {
         let is_fine = |letter: char| letter.is_alphanumeric() || "._-".contains(letter);
-        // Nothing that is a path, or means another directory.
+        // Nothing that is a path, means another directory, or could be the id of a run.
         let is_name = (1..=64).contains(&name.len()) && name.chars().all(is_fine) && !name.starts_with(['.', '-']);
-        if is_name { Ok(self.directory.join(name)) } else { Err(SessionError::Name(name.to_owned())) }
+        if is_name && !name.starts_with("run-") {
+            Ok(self.directory.join(name))
+        } else {
+            Err(SessionError::Name(name.to_owned()))
+        }
     }
 
     fn read(&self, path: &Path) -> Option<Known> {

@@ -45,8 +45,9 @@ pub(super) enum Answer {
     Ended,
     /// It did not run.
     Refused(Refusal),
-    /// The root comes along; whose files are the cell's own, and where its commands begin.
-    Root { owner: u32, directory: ExactPath },
+    /// The root comes along; whose files are the cell's own, where its commands begin, and which of the host's
+    /// directories they may write to.
+    Root { owner: u32, directory: ExactPath, writable: Vec<ExactPath> },
     /// How things are.
     Status(Status),
 }
@@ -104,7 +105,6 @@ pub struct LimitChanges {
     pub memory: Option<u64>,
     pub pids: Option<u32>,
     pub fds: Option<u32>,
-    pub disk: Option<u64>,
     pub output: Option<u64>,
     pub file_size: Option<u64>,
 }
@@ -118,7 +118,8 @@ impl LimitChanges {
             memory: self.memory.map_or(session.memory, Bytes),
             pids: self.pids.unwrap_or(session.pids),
             fds: self.fds.unwrap_or(session.fds),
-            disk: self.disk.map_or(session.disk, Bytes),
+            // The session's filesystem has the size it has.
+            disk: session.disk,
             output: self.output.map_or(session.output, Bytes),
             file_size: self.file_size.map(Bytes).or(session.file_size),
         };

@@ -134,6 +134,21 @@ pub(super) fn attempts() -> Vec<Attempt> {
             |_| words(&["prlimit-init"]),
             "limits by prlimit",
         ),
+        rule(
+            "C11.affinity",
+            "choose the processors of the cell's first process",
+            "call",
+            |_| words(&["affinity-init"]),
+            "init's scheduling",
+        ),
+        rule("C11.nice", "slow the cell's first process down", "call", |_| words(&["nice-init"]), "init's priority"),
+        rule(
+            "C11.ioprio",
+            "have the cell's first process wait for storage",
+            "call",
+            |_| words(&["ioprio-init"]),
+            "init's io priority",
+        ),
         probe("C13", "open devices beyond the harmless ones", "open", |_| there(&["/dev/ptmx"]), &[Wall::Root]),
         probe(
             "C13.root",

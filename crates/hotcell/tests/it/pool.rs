@@ -34,14 +34,14 @@ fn a_station_is_used_again_and_its_counters_are_exact() {
     let pool = open("exit 3", 1, Ahead::Cell);
     for _ in 0..20 {
         let report = pool.run().expect("a run");
-        assert_eq!((report.exit_code, report.pids_peak), (Some(3), 1));
+        assert_eq!((report.exit_code, report.pids_peak), (Some(3), Some(1)));
     }
     let counters = pool.counters();
     assert!(counters.renewed >= 18 && counters.opened == 1, "{counters:?}");
     drop(pool);
     // More processes than any cell must have: the kernel does not lower that peak, so its group is made anew.
     let pool = open("(sleep 0.01 & sleep 0.01 & wait)", 1, Ahead::Cell);
-    let peaks: Vec<u64> = (0..4).map(|_| pool.run().expect("a run").pids_peak).collect();
+    let peaks: Vec<u64> = (0..4).map(|_| pool.run().expect("a run").pids_peak.expect("counted")).collect();
     // Elsewhere it is watched, and what lives for a moment may not be seen.
     if cgroup_version_is_one() {
         assert!(peaks.iter().all(|peak| (2..=4).contains(peak)), "{peaks:?}");
@@ -56,7 +56,7 @@ fn a_station_is_used_again_and_its_counters_are_exact() {
     assert_eq!(pool.run().expect("a run").outcome, hotcell_base::Outcome::Timeout);
     bench.file("go/on", "");
     let report = pool.run().expect("a run");
-    assert_eq!((report.exit_code, report.pids_peak), (Some(3), 1));
+    assert_eq!((report.exit_code, report.pids_peak), (Some(3), Some(1)));
     assert!(report.cpu < std::time::Duration::from_millis(200), "{:?} is another's", report.cpu);
     assert_eq!(pool.counters().opened, 1, "{:?}", pool.counters());
 }
@@ -101,7 +101,7 @@ fn a_pool_that_is_dropped_leaves_nothing() {
     let pool = open("true", 3, Ahead::Cell);
     assert_eq!(pool.run().expect("a run").exit_code, Some(0));
     eventually("all of its stations are open", || spawners().len() == 3);
-    let groups = cgroups_with(&format!("hotcell-pool-{}-", std::process::id()));
+    let groups = cgroups_with(&format!("-{}-", std::process::id()));
     assert!(!groups.is_empty() || !cgroup_version_is_one(), "VOID: no group was there");
     drop(pool);
     assert_eq!(spawners(), Vec::<u32>::new());
@@ -197,7 +197,14 @@ fn many_starts_leave_nothing_behind() {
                 assert_eq!(session.exec(&exec).expect("a command").exit_code, Some(0));
             }
         }
-        eventually("the pool is full again", || spawners().len() == 5);
+        // As many spawners as stations, and no descriptor comes or goes: then its cells stand as well.
+        let (mut last, mut n_same) = (0, 0);
+        eventually("the pool is full again", || {
+            let now = std::fs::read_dir("/proc/self/fd").expect("our own").count();
+            n_same = if now == last && spawners().len() == 5 { n_same + 1 } else { 0 };
+            last = now;
+            n_same == 10
+        });
     };
     run(n_starts / 10);
     let before = Held::now();
@@ -227,4 +234,39 @@ fn a_pool_runs_other_commands_with_other_limits_and_forgets_both() {
     assert_eq!(pool.run().expect("a run").exit_code, Some(1));
     let wide = hotcell_cell::Limits { pids: 1000, ..Default::default() };
     assert!(pool.exec(&Exec { limits: Some(wide), ..sh(":") }).is_err());
+}
+
+#[test]
+fn each_cell_of_a_station_has_namespaces_of_its_own() {
+    for ahead in BOTH {
+        let pool = open(":", 1, ahead);
+        let run = |script: &str| {
+            let argv = ["/bin/sh", "-c", script].map(Into::into).to_vec();
+            let report = pool.exec(&Exec { argv, ..Exec::default() }).expect("a run");
+            assert_eq!(report.exit_code, Some(0), "{}", report.stderr.text());
+            report.stdout.text()
+        };
+        // What one leaves in them: a semaphore, and a name that anybody in the network could take.
+        let leave = "ipcmk -S 1 >/dev/null; ipcs -s | grep -c 0x; \
+                     python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"\\0left\")' && echo bound";
+        for _ in 0..3 {
+            assert_eq!(run(leave), "1\nbound\n", "one that sees its own alone");
+        }
+        assert!(pool.counters().renewed >= 2, "VOID: not of one station: {:?}", pool.counters());
+    }
+}
+
+#[test]
+fn a_pool_that_lost_a_station_has_another() {
+    struct Panics;
+    impl hotcell_cell::Observer for Panics {
+        fn output(&mut self, _: hotcell_cell::Stream, _: &[u8]) -> std::io::Result<()> {
+            panic!("on purpose");
+        }
+    }
+    let pool = open("echo x", 1, Ahead::Cell);
+    let run = || pool.run_with(hotcell_cell::Stdin::Null, &mut Panics, None);
+    let lost = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+    assert!(lost.is_err(), "VOID: nothing was lost");
+    assert_eq!(pool.run().expect("another").exit_code, Some(0));
 }

@@ -26,7 +26,7 @@ fn files_stay_and_processes_do_not() {
     let first = run(&mut session, "echo kept > /tmp/f; echo x > f; sleep 1000 & sleep 1000 & echo $!");
     assert_eq!((first.outcome, first.exit_code), (Outcome::Exited, Some(0)), "{}", first.stderr.text());
     // The control: something was left, and was seen.
-    assert!(first.pids_peak >= 3, "VOID: only {} processes", first.pids_peak);
+    assert!(first.pids_peak >= Some(3), "VOID: only {:?} processes", first.pids_peak);
     let second = run(&mut session, "cat /tmp/f f; ls -d /proc/[0-9]*; exit 3");
     assert_eq!(second.exit_code, Some(3));
     let lines: Vec<String> = second.stdout.text().lines().map(str::to_owned).collect();
@@ -82,7 +82,8 @@ fn a_report_counts_one_command_and_nothing_before_it() {
     assert!(second.cpu < first.cpu / 2, "{:?} after {:?}", second.cpu, first.cpu);
     assert!(first.memory_peak_bytes > 100 << 20, "VOID: {}", first.memory_peak_bytes);
     assert!(second.memory_peak_bytes < 50 << 20, "{}", second.memory_peak_bytes);
-    assert_eq!(second.pids_peak, 1);
+    // The kernel knows the most of all, which was more; a watch sees what there is.
+    assert!(second.pids_peak.is_none_or(|peak| peak == 1), "{:?}", second.pids_peak);
 }
 
 #[test]
@@ -389,8 +390,191 @@ fn files_go_in_and_come_out_and_nothing_else() {
     assert!(cp("cp:here", &at("there")).status.success());
     // A link of ours is not followed either.
     std::os::unix::fs::symlink(bench.path("secret"), bench.path("trap")).expect("a link");
-    assert!(cp("cp:/tmp/in/a", &at("trap")).status.success());
+    assert_eq!(cp("cp:/tmp/in/a", &at("trap")).status.code(), Some(1));
     assert_eq!(std::fs::read_to_string(bench.path("secret")).expect("there"), "secret\n");
+    // And a pipe of ours stays one.
+    let pipe = bench.path("pipe");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RWXU).expect("a pipe");
+    assert_eq!(cp("cp:/tmp/in/a", &at("pipe")).status.code(), Some(1));
+    assert!(std::os::unix::fs::FileTypeExt::is_fifo(&pipe.metadata().expect("there").file_type()));
+    // A second time is as good as the first.
+    assert!(cp(&at("in"), "cp:/tmp").status.success());
     assert_eq!(cp(&at("in/a"), &at("x")).status.code(), Some(2));
     assert_eq!(cp(&at("in/a"), "no-such:/tmp/x").status.code(), Some(1));
+}
+
+#[test]
+fn a_guest_that_swaps_files_while_they_are_copied_gains_nothing() {
+    let bench = Bench::new();
+    let work = bench.dir("work");
+    let words = ["-w", work.to_str().expect("text"), "--mode", "rw"];
+    let session = Named::create(&bench, "swap", &words);
+    let at = |path: &str| bench.path(path).display().to_string();
+    let cp = |from: &str, to: &str| bench.output(["cp", from, to]);
+    bench.dir("victim");
+    bench.file("secret/a", "TOPSECRET\n");
+    // Two directories and two links, exchanged without a pause: what is copied in, and what is copied to.
+    let script = "import ctypes, os, sys\n\
+                  libc = ctypes.CDLL(None)\n\
+                  for name, link in ((b'into', sys.argv[1]), (b'from', sys.argv[2])):\n    \
+                      os.makedirs(name, exist_ok=True); os.symlink(link, name + b'.link')\n\
+                  open('from/a', 'w').write('plain')\n\
+                  os.makedirs('/tmp/result/into'); [open(f'/tmp/result/into/{i}', 'w').write('x') for i in range(100)]\n\
+                  open('ready', 'w')\n\
+                  while True:\n    \
+                      for name in (b'into', b'from'): libc.renameat2(-100, name, -100, name + b'.link', 2)\n";
+    let words = ["exec", "-q", "swap", "--", "python3", "-c", script, &at("victim"), &at("secret")];
+    let mut guest = bench.hotcell(words).spawn().expect("started");
+    eventually("it is at it", || work.join("ready").exists());
+    let deadline = std::time::Instant::now() + Duration::from_secs(4);
+    let (mut n_out, mut n_in) = (0, 0);
+    while std::time::Instant::now() < deadline {
+        // Below a directory of ours, and by its own name.
+        n_out += u32::from(cp("swap:/tmp/result/into", &at("work")).status.success());
+        n_out += u32::from(cp("swap:/tmp/result/into/1", &at("work/into/1")).status.success());
+        n_in += u32::from(cp(&at("work/from"), "swap:/tmp/in").status.success());
+        n_in += u32::from(cp(&at("work"), "swap:/tmp/all").status.success());
+    }
+    guest.kill().expect("ours");
+    guest.wait().expect("ended");
+    assert!(n_out > 0 && n_in > 0, "VOID: {n_out} came out and {n_in} went in");
+    let landed: Vec<_> = std::fs::read_dir(bench.path("victim")).expect("there").flatten().collect();
+    assert!(landed.is_empty(), "{landed:?}");
+    let seen = session.exec(&[], &["grep", "-r", "TOPSECRET", "/tmp/in", "/tmp/all"]);
+    assert_eq!(text(&seen.stdout), "");
+}
+
+#[test]
+fn a_command_whose_output_cannot_be_kept_is_ended_and_the_next_one_is_itself() {
+    struct Full;
+    impl hotcell_cell::Observer for Full {
+        fn output(&mut self, _: hotcell_cell::Stream, _: &[u8]) -> std::io::Result<()> {
+            Err(std::io::Error::other("no room"))
+        }
+    }
+    let mut session = open(Cell::builder());
+    let plan = session.plan().exec(&sh("echo x; sleep 1000; exit 33")).expect("a plan");
+    let failed = session.exec_with(&plan, hotcell_cell::Stdin::Null, &mut Full, None);
+    assert!(failed.is_err(), "VOID: it could be kept");
+    let next = run(&mut session, "cat /proc/[0-9]*/comm | grep -c sleep");
+    assert_eq!((next.exit_code, next.stdout.text().as_str()), (Some(1), "0\n"), "it runs on");
+    assert!(session.is_alive());
+}
+
+#[test]
+fn a_plan_for_another_cell_is_refused() {
+    let (mut session, other) = (open(Cell::builder()), open(Cell::builder()));
+    let plan = other.plan().exec(&sh(":")).expect("a plan");
+    let refused = session.exec_with(&plan, hotcell_cell::Stdin::Null, &mut Nobody, None).expect_err("another's");
+    assert!(refused.to_string().contains("another cell"), "{refused}");
+    assert_eq!(run(&mut session, ":").exit_code, Some(0));
+}
+
+#[test]
+fn who_finds_the_disk_full_is_not_who_filled_it() {
+    let limits = Limits { disk: Bytes(8 << 20), ..Limits::default() };
+    let mut session = open(Cell::builder().limits(limits));
+    let filled = run(&mut session, "head -c 20000000 /dev/zero > /tmp/f; sleep 1");
+    assert_eq!((filled.outcome, filled.limit), (Outcome::Disk, Some(Limit::Disk)));
+    for innocent in ["sleep 0.2; echo fine", "rm /tmp/f; sleep 0.1; echo fine", "echo x > /tmp/g && echo fine"] {
+        let report = run(&mut session, innocent);
+        assert_eq!((report.outcome, report.stdout.text().as_str()), (Outcome::Exited, "fine\n"), "{innocent}");
+    }
+}
+
+#[test]
+fn a_limit_that_cannot_be_set_takes_no_other_away() {
+    if !is_root() {
+        // Limits are watched then, not set.
+        return;
+    }
+    let limits = Limits { cpus: hotcell_base::Cpus { milli: 200 }, time: Duration::from_secs(1), ..Limits::default() };
+    let mut session = open(Cell::builder().limits(limits.clone()));
+    assert_eq!(run(&mut session, "head -c 60000000 /dev/zero > /tmp/f").exit_code, Some(0));
+    assert_eq!(run(&mut session, "while :; do :; done").outcome, Outcome::Timeout);
+    let small = Exec { limits: Some(Limits { memory: Bytes(16 << 20), ..limits }), ..sh(":") };
+    let refused = session.exec(&small).expect_err("60 MB are there already");
+    let mut chain = String::new();
+    let mut cause: Option<&dyn std::error::Error> = Some(&refused);
+    while let Some(one) = cause {
+        chain.push_str(&format!("{one}: "));
+        cause = one.source();
+    }
+    assert!(chain.contains("of memory already"), "{chain}");
+    let spinning = run(&mut session, "while :; do :; done");
+    assert!(spinning.cpu < Duration::from_millis(600), "the share is gone: {:?} of a second", spinning.cpu);
+}
+
+#[test]
+fn long_commands_are_shown_in_part_and_a_command_that_waits_can_be_given_up() {
+    let bench = Bench::new();
+    let session = Named::create(&bench, "long", &["--idle", "30s"]);
+    let long = "x".repeat(100_000);
+    let mut first =
+        bench.hotcell(["exec", "-q", "long", "--", "sh", "-c", "sleep 1000", &long]).spawn().expect("started");
+    let list = || text(&bench.output(["ls", "--sessions"]).stdout);
+    eventually("it runs", || list().contains("sleep 1000"));
+    assert!(list().contains('…'), "{}", list());
+    let mut second = bench.hotcell(["exec", "long", "--", "touch", "/tmp/it-ran"]);
+    let mut second = second.stderr(std::process::Stdio::piped()).spawn().expect("started");
+    let mut said = String::new();
+    let mut stderr = std::io::BufReader::new(second.stderr.take().expect("piped"));
+    std::io::BufRead::read_line(&mut stderr, &mut said).expect("it says something");
+    assert!(said.starts_with("waiting"), "{said}");
+    let pid = rustix::process::Pid::from_child(&second);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("ours");
+    assert_eq!(second.wait().expect("ended").code(), Some(137));
+    first.kill().expect("ours");
+    first.wait().expect("ended");
+    assert_eq!(session.exec(&[], &["test", "-e", "/tmp/it-ran"]).status.code(), Some(1), "it ran all the same");
+}
+
+#[test]
+fn whoever_shares_its_input_holds_nobody_up() {
+    let bench = Bench::new();
+    let session = Named::create(&bench, "input", &[]);
+    // Two readers of one pipe: what one takes, the other waits for.
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    let mut thief = reader.try_clone().expect("a copy");
+    let mut command = bench.hotcell(["exec", "-q", "input", "--stdin", "-", "--time", "2s", "--", "cat"]);
+    let mut child = command.stdin(reader).stdout(std::process::Stdio::null()).spawn().expect("started");
+    let stealing = std::thread::spawn(move || {
+        let mut byte = [0];
+        while std::io::Read::read(&mut thief, &mut byte).is_ok_and(|n| n > 0) {}
+    });
+    let mut feeding = writer.try_clone().expect("a copy");
+    let begun = std::time::Instant::now();
+    while child.try_wait().expect("ours").is_none() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it is held up");
+        let _closed = std::io::Write::write(&mut feeding, b"x");
+    }
+    assert_eq!(child.wait().expect("ended").code(), Some(124), "its limit holds");
+    drop((writer, feeding));
+    stealing.join().expect("ended");
+    assert_eq!(session.exec(&[], &["true"]).status.code(), Some(0));
+}
+
+#[test]
+fn a_session_is_found_before_a_command_of_its_name_and_keeps_nothing_of_its_makers() {
+    let bench = Bench::new();
+    let lock = bench.file("lock", "");
+    let script = format!("exec 9>{}; flock 9; \"$0\" create dev --", lock.display());
+    let made = bench.hotcell(["--version"]);
+    let program = made.get_program().to_owned();
+    let mut create = std::process::Command::new("sh");
+    create.args(["-c", &script]).arg(&program);
+    for (name, value) in made.get_envs() {
+        match value {
+            Some(value) => create.env(name, value),
+            None => create.env_remove(name),
+        };
+    }
+    let made = create.output().expect("started");
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    let session = Named { bench: &bench, name: "dev" };
+    let free = std::process::Command::new("flock").args(["-n"]).arg(&lock).arg("true").status().expect("started");
+    assert!(free.success(), "the host holds the lock of whoever made it");
+    assert_eq!(session.exec(&["--name", "dev"], &["true"]).status.code(), Some(0));
+    assert!(bench.output(["stop", "dev"]).status.success());
+    assert!(text(&bench.output(["ls", "--sessions"]).stdout).is_empty());
 }

@@ -44,6 +44,8 @@ fn a_run_from_a_template_does_what_python_does() {
         &["-c", "import sys; sys.exit('said so')"],
         &["-c", "syntax error here"],
         &["-c", "raise SystemExit"],
+        &["-c", "import sys; sys.exit(-1)"],
+        &["-c", "raise KeyboardInterrupt"],
         &["-c", "import atexit; atexit.register(print, 'handler'); print('body')"],
         &[
             "-c",
@@ -201,16 +203,26 @@ fn what_cannot_be_carried_over_is_refused_by_name() {
     assert!(said.contains("no such module"), "{said}");
 }
 
+/// A virtual environment of the interpreter's: where it is, and where its modules are.
+fn virtual_environment(bench: &Bench) -> (String, String) {
+    let version = "import sys; print('python%d.%d' % sys.version_info[:2])";
+    let version = std::process::Command::new(PYTHON).args(["-c", version]).output().expect("Python runs");
+    bench.file("venv/pyvenv.cfg", "home = /usr/bin\n");
+    bench.dir("venv/bin");
+    let program = bench.path("venv/bin/python");
+    std::os::unix::fs::symlink(PYTHON, &program).expect("a link");
+    (program.display().to_string(), format!("venv/lib/{}/site-packages", text(&version.stdout).trim()))
+}
+
 #[test]
 fn the_program_keeps_templates_and_makes_them_anew_when_their_files_change() {
     let bench = Bench::new();
-    let library = bench.dir("a library");
-    bench.file("a library/helper.py", "value = 1\n");
-    let (path, mount) = (format!("PYTHONPATH={}", library.display()), format!("{0}:{0}:ro", library.display()));
+    let (program, modules) = virtual_environment(&bench);
+    let helper = format!("{modules}/helper.py");
+    bench.file(&helper, "value = 1\n");
     let run = |more: &[&str]| {
-        let words = ["run", "--template", PYTHON, "-e", &path, "--mount", &mount];
         let script = "import sys; print(sys.argv, 'helper' in sys.modules); import helper; print(helper.value)";
-        let output = bench.output([&words[..], more, &["--", "-c", script, "x"]].concat());
+        let output = bench.output([&["run", "--template", &program], more, &["--", "-c", script, "x"]].concat());
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
         (text(&output.stdout), text(&output.stderr).contains("is loaded"))
     };
@@ -219,7 +231,7 @@ fn the_program_keeps_templates_and_makes_them_anew_when_their_files_change() {
     assert_eq!(run(&import), ("['-c', 'x'] True\n1\n".to_owned(), false), "it is kept");
     assert_eq!(run(&[]), ("['-c', 'x'] False\n1\n".to_owned(), true), "another one");
     // The module changes, and with it the template; the other one did not load it.
-    bench.file("a library/helper.py", "value = 2\n");
+    bench.file(&helper, "value = 2\n");
     assert_eq!(run(&import), ("['-c', 'x'] True\n2\n".to_owned(), true));
     assert!(!run(&import).1);
     assert_eq!(run(&[]), ("['-c', 'x'] False\n2\n".to_owned(), false));
@@ -228,9 +240,20 @@ fn the_program_keeps_templates_and_makes_them_anew_when_their_files_change() {
         entries.map(|entry| entry.path()).collect()
     };
     assert_eq!(templates().len(), 2, "the stale one is gone");
+    // One that was cut short is no template.
+    for path in templates() {
+        let memory = std::fs::File::options().write(true).open(path.join("memory")).expect("there");
+        memory.set_len(4096).expect("cut");
+    }
+    assert_eq!(run(&import), ("['-c', 'x'] True\n2\n".to_owned(), true));
+    // What was loaded is on record, as everything that runs.
+    let list: serde_json::Value = serde_json::from_slice(&bench.output(["ls", "--json"]).stdout).expect("JSON");
+    let kinds: Vec<&str> = list.as_array().expect("a list").iter().filter_map(|one| one["kind"].as_str()).collect();
+    assert_eq!(kinds.iter().filter(|kind| **kind == "template").count(), 4, "{kinds:?}");
     let seeded = bench.output(["run", "--json", "--template", PYTHON, "--seed", "7", "--", "-c", "pass"]);
     let record: serde_json::Value = serde_json::from_slice(&seeded.stdout).expect("JSON");
     assert_eq!(record["template"]["seed"], 7);
+    assert_eq!(record["template"]["sha256"].as_str().map(str::len), Some(64));
     // One that cannot be made says why, and leaves nothing.
     let n_kept = templates().len();
     let absent = bench.output(["run", "--template", PYTHON, "--import", "no_such_module", "--", "-c", "pass"]);
@@ -268,4 +291,38 @@ fn a_template_has_no_secret_of_the_run_that_made_it_and_there_are_never_many() {
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert_eq!(names().len(), 16);
     assert!(names().iter().all(|name| name.starts_with(&boot)), "one of another boot is left");
+}
+
+#[test]
+fn a_template_has_nothing_of_a_workspace_or_mount_and_its_runs_have_all_of_it() {
+    let bench = Bench::new();
+    bench.file("library/helper.py", "value = 1\n");
+    let mount = format!("{}:/elsewhere:ro", bench.path("library").display());
+    let words = ["run", "--template", PYTHON, "-e", "PYTHONPATH=/elsewhere", "--mount", &mount];
+    let script = "import helper; print(helper.value)";
+    let run = |more: &[&str]| bench.output([&words[..], more, &["--", "-c", script]].concat());
+    assert_eq!(text(&run(&[]).stdout), "1\n");
+    bench.file("library/helper.py", "value = 22\n");
+    assert_eq!(text(&run(&[]).stdout), "22\n", "it is loaded by the run");
+    let refused = run(&["--import", "helper"]);
+    assert_eq!(refused.status.code(), Some(125));
+    assert!(text(&refused.stderr).contains("nothing of a workspace or mount"), "{}", text(&refused.stderr));
+}
+
+#[test]
+fn loading_a_template_has_the_limits_of_the_run_and_can_be_interrupted() {
+    let bench = Bench::new();
+    let (program, modules) = virtual_environment(&bench);
+    bench.file(&format!("{modules}/slow.py"), "import time; time.sleep(1000)\n");
+    let words = ["run", "--template", &program, "--import", "slow"];
+    let late = bench.output([&words[..], &["--time", "500ms", "--", "-c", "pass"]].concat());
+    assert_eq!(late.status.code(), Some(125));
+    assert!(text(&late.stderr).contains("timeout"), "{}", text(&late.stderr));
+    let mut child = bench.hotcell([&words[..], &["--", "-c", "pass"]].concat()).spawn().expect("started");
+    let list = || text(&bench.output(["ls"]).stdout);
+    eventually("it is at it", || list().contains("running"));
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("ours");
+    assert_eq!(child.wait().expect("ended").code(), Some(125));
+    assert!(!list().contains("running"), "{}", list());
 }
