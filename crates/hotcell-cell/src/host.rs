@@ -205,6 +205,17 @@ pub fn account_home() -> Option<PathBuf> {
     home_of(account(&passwd, rustix::process::geteuid().as_raw()).as_deref())
 }
 
+/// When a process that is not a zombie started, in ticks since boot: with its pid, that tells it from any other.
+pub fn start_time(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in brackets, may hold anything.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    if fields.first() == Some(&"Z") {
+        return None;
+    }
+    fields.get(19)?.parse().ok()
+}
+
 /// The fields of a user's line.
 fn account(passwd: &str, uid: u32) -> Option<Vec<&str>> {
     let lines = passwd.lines().map(|line| line.split(':').collect::<Vec<_>>());

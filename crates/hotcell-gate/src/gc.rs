@@ -35,8 +35,10 @@ pub enum Leftover {
     Draft(PathBuf),
     /// A change to a workspace that was stopped half-way.
     Pack(PackId),
-    /// Scratch of a `doctor` or a `selftest`.
+    /// Scratch of a `doctor` or a `selftest`, or of a template that was not finished.
     Scratch(PathBuf),
+    /// The place of a session whose host is gone.
+    Session(PathBuf),
 }
 
 impl Leftover {
@@ -52,6 +54,7 @@ impl Leftover {
             Leftover::Draft(path) => ("draft", path.display().to_string()),
             Leftover::Pack(id) => ("pack", format!("{id} was stopped half-way")),
             Leftover::Scratch(path) => ("scratch", path.display().to_string()),
+            Leftover::Session(path) => ("session", path.display().to_string()),
         }
     }
 }
@@ -105,7 +108,6 @@ pub fn survey(home: &Home, temporary: &Path) -> Vec<Leftover> {
     found.extend(queue::left_tickets(home).into_iter().map(Leftover::Draft));
     found.extend(scratch(home.path(), "doctor-"));
     found.extend(scratch(&home.path().join("templates"), "draft-"));
-    found.extend(Sessions::of(home).left().into_iter().map(Leftover::Scratch));
     found.extend(scratch(temporary, "hotcell-selftest-"));
     found
 }
@@ -138,6 +140,7 @@ pub fn sweep(home: &Home) -> Cleared {
 fn at_hand(home: &Home) -> Vec<Leftover> {
     let mut found = cells(home);
     found.extend(unfinished_packs(home));
+    found.extend(Sessions::of(home).left().into_iter().map(Leftover::Session));
     found
 }
 
@@ -194,6 +197,7 @@ fn clear_one(home: &Home, leftover: &Leftover, cleared: &mut Cleared) -> io::Res
             open_up(path);
             gone(fs::remove_dir_all(path))
         }
+        Leftover::Session(path) => gone(Sessions::of(home).clear(path)),
         Leftover::Draft(path) => gone(fs::remove_file(path)),
         Leftover::Pack(id) => {
             let recovered = Packs::of(home).recover(id).map_err(io::Error::other)?;

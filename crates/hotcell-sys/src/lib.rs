@@ -10,6 +10,7 @@
 pub mod attempt;
 pub mod facts;
 pub mod id_map;
+pub mod inherited;
 pub mod program;
 pub mod signals;
 pub mod snapshot;

@@ -183,7 +183,7 @@ fn in_the_way(error: &PackError) -> Vec<String> {
 fn session_hint(error: &SessionError) -> Option<String> {
     Some(match error {
         SessionError::Name(_) => {
-            "a name has 1 to 64 letters, digits, dots, dashes or underscores, and begins with a letter or digit"
+            "a name has 1 to 64 letters, digits, dots, dashes or underscores, begins with a letter or digit, and not with `run-`"
                 .to_owned()
         }
         SessionError::NotFound(name) => {

@@ -13,7 +13,7 @@ pub(crate) fn data(text: &str) -> io::Result<()> {
 
 /// Writes bytes to stdout; says whether they arrived.
 pub(crate) fn bytes(bytes: &[u8]) -> io::Result<()> {
-    if hotcell_sys::facts::stdout_was_closed() {
+    if hotcell_sys::inherited::stdout_was_closed() {
         return Err(rustix::io::Errno::BADF.into());
     }
     let mut stdout = io::stdout().lock();

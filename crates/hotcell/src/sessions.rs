@@ -105,7 +105,7 @@ fn refusal(failure: &Failure) -> Refusal {
 
 fn try_be_host(args: &CreateArgs, home: Option<PathBuf>) -> Result<(), Failure> {
     // Whoever waits for the end of something of the caller's does not wait for this.
-    hotcell_sys::facts::close_inherited();
+    hotcell_sys::inherited::close_inherited();
     // A session of its own: no terminal's signals, and none of its end.
     let _leader_already = rustix::process::setsid();
     let host = Host::probe(std::env::vars_os())?;

@@ -248,6 +248,7 @@ pub const GRACE: Duration = Duration::from_secs(2);
 impl Plan {
     /// Runs the command without input and keeps its output in memory.
     pub fn run(&self) -> Result<Report, RunError> {
+        strays::sweep(&self.host.cgroups);
         let mut memory = Memory::default();
         let mut report = self.run_with(&strays::group_name("hotcell"), Stdin::Null, &mut memory, None)?;
         memory.give(&mut report);

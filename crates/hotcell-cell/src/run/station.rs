@@ -197,7 +197,7 @@ impl Station {
         remote: Option<&RemoteEnd>,
         (begun, since): (Instant, (i64, i64)),
     ) -> Result<Report, RunError> {
-        foreign(of, plan)?;
+        refuse_foreign(of, plan)?;
         let Rising { line, raised } = cell;
         if let Some(group) = self.group.group.as_mut().filter(|_| plan.limits != of.limits) {
             group.limit(&plan.limits).map_err(RunError::Cgroup)?;
@@ -230,7 +230,7 @@ impl Station {
         observer: &mut dyn Observer,
         remote: Option<&RemoteEnd>,
     ) -> Result<Report, RunError> {
-        foreign(of, plan)?;
+        refuse_foreign(of, plan)?;
         let begun = Instant::now();
         if let Some(group) = &mut self.group.group {
             group.begin(&plan.limits).map_err(RunError::Cgroup)?;
@@ -358,7 +358,7 @@ impl Station {
 }
 
 /// Refuses a command that was planned for another cell: its report would claim walls that do not stand here.
-fn foreign(cell: &Plan, command: &Plan) -> Result<(), RunError> {
+fn refuse_foreign(cell: &Plan, command: &Plan) -> Result<(), RunError> {
     let is_same = Arc::ptr_eq(&cell.view, &command.view) && cell.walls == command.walls;
     if is_same { Ok(()) } else { Err(RunError::Foreign) }
 }

@@ -7,12 +7,13 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::cgroup::Layout;
+use crate::host::start_time;
 
 /// A name for a cgroup that no other has: `<prefix>-<pid namespace>-<pid>-<start>-<number>`.
 pub(crate) fn group_name(prefix: &str) -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let (namespace, pid) = (pid_namespace(), std::process::id());
-    let start = start_of(pid).unwrap_or(0);
+    let start = start_time(pid).unwrap_or(0);
     format!("{prefix}-{namespace}-{pid}-{start}-{}", NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
@@ -37,19 +38,12 @@ fn is_stray(name: &str) -> bool {
     let mut next = || numbers.next().flatten();
     let (Some(_), Some(start), Some(pid), Some(namespace)) = (next(), next(), next(), next()) else { return false };
     let Ok(pid) = u32::try_from(pid) else { return false };
-    namespace == pid_namespace() && start_of(pid) != Some(start)
+    namespace == pid_namespace() && start_time(pid) != Some(start)
 }
 
 fn pid_namespace() -> u64 {
     static OURS: OnceLock<u64> = OnceLock::new();
     *OURS.get_or_init(|| fs::metadata("/proc/self/ns/pid").map_or(0, |file| file.ino()))
-}
-
-/// When a process started, in ticks since boot.
-fn start_of(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in brackets, may hold anything; the twentieth field after it is this one.
-    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
 #[cfg(test)]

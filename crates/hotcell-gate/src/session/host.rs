@@ -97,12 +97,12 @@ struct ExecJob {
     streams: [OwnedFd; 3],
     socket: OwnedFd,
     remote: (Remote, RemoteEnd),
-    turn: Arc<TurnOf>,
+    progress: Arc<Progress>,
 }
 
 /// Where a command is on its way. Whoever changes it first, of its client and the host, has decided.
 #[derive(Debug, Default)]
-struct TurnOf {
+struct Progress {
     step: AtomicU8,
     /// Whether nobody is there any more to see what it writes.
     is_client_gone: Arc<AtomicBool>,
@@ -112,7 +112,7 @@ const WAITS: u8 = 0;
 const BEGAN: u8 = 1;
 const FORSAKEN: u8 = 2;
 
-impl TurnOf {
+impl Progress {
     /// Whether it was still waiting, and now is not.
     fn decide(&self, step: u8) -> bool {
         self.step.compare_exchange(WAITS, step, Ordering::Relaxed, Ordering::Relaxed).is_ok()
@@ -248,8 +248,8 @@ fn serve(
 }
 
 fn run((gate, id): (&Gate, &RunId), session: &mut Session, shared: &Shared, job: ExecJob, edge: &dyn Edge) {
-    let ExecJob { request, streams, socket, remote: (remote, remote_end), turn } = job;
-    if !turn.decide(BEGAN) {
+    let ExecJob { request, streams, socket, remote: (remote, remote_end), progress } = job;
+    if !progress.decide(BEGAN) {
         return;
     }
     let plan = match session.plan().exec(&request.exec(session.plan().limits())) {
@@ -270,7 +270,7 @@ fn run((gate, id): (&Gate, &RunId), session: &mut Session, shared: &Shared, job:
         state.n_commands += 1;
     }
     let [stdin, stdout, stderr] = streams;
-    let window = edge.window(stdout, stderr, Arc::clone(&turn.is_client_gone));
+    let window = edge.window(stdout, stderr, Arc::clone(&progress.is_client_gone));
     let mut pane = Pane { window, socket: &socket };
     let request = Request { stdin: Stdin::From(stdin), name: request.name, labels: request.labels, template: None };
     let ran = gate.exec((session, id), &plan, request, &mut pane, Some(&remote_end));
@@ -303,11 +303,11 @@ fn brief(argv: &[OsString]) -> Vec<String> {
     let mut words = Vec::new();
     for argument in argv {
         let word = shown(argument.as_bytes());
-        if word.len() > left {
+        if word.len() >= left {
             words.push("…".to_owned());
             break;
         }
-        left -= word.len() + 1;
+        left = left.saturating_sub(word.len() + 1);
         words.push(word);
     }
     words
@@ -378,13 +378,13 @@ fn talk(socket: OwnedFd, shared: &Shared) -> io::Result<()> {
             let request = wire::from_memory(fds.remove(0))?;
             let streams = <[OwnedFd; 3]>::try_from(fds).map_err(|_| io::Error::other("three streams"))?;
             let (remote, remote_end) = remote()?;
-            let turn = Arc::new(TurnOf::default());
+            let progress = Arc::new(Progress::default());
             let job = ExecJob {
                 request,
                 streams,
                 socket: socket.try_clone()?,
                 remote: (remote.clone(), remote_end),
-                turn: Arc::clone(&turn),
+                progress: Arc::clone(&progress),
             };
             if let Some(command) = shared.state().running.as_ref().map(|(command, _)| command.clone()) {
                 wire::send(&socket, &Answer::Busy { command }, &[])?;
@@ -397,7 +397,7 @@ fn talk(socket: OwnedFd, shared: &Shared) -> io::Result<()> {
                 state.n_waiting += 1;
                 shared.send(Job::Exec(Box::new(job)));
             }
-            listen(&socket, &remote, &turn)
+            listen(&socket, &remote, &progress)
         }
         Ask::Root => match &shared.root {
             Some(root) => {
@@ -419,18 +419,18 @@ fn talk(socket: OwnedFd, shared: &Shared) -> io::Result<()> {
 }
 
 /// Passes signals on until the client is gone; then its command ends. One that has not begun never does.
-fn listen(socket: &OwnedFd, remote: &Remote, turn: &TurnOf) -> io::Result<()> {
+fn listen(socket: &OwnedFd, remote: &Remote, progress: &Progress) -> io::Result<()> {
     while let Ok(Some((ask, _))) = wire::receive::<Ask>(socket) {
         let Ask::Signal(signal) = ask else { continue };
-        if turn.decide(FORSAKEN) {
+        if progress.decide(FORSAKEN) {
             let chain = vec!["the command was asked to end before it began".to_owned()];
             let refusal = Refusal { chain, hint: None, outcome: Outcome::Killed };
             return wire::send(socket, &Answer::Refused(refusal), &[]);
         }
         remote.signal(signal);
     }
-    turn.decide(FORSAKEN);
-    turn.is_client_gone.store(true, Ordering::Relaxed);
+    progress.decide(FORSAKEN);
+    progress.is_client_gone.store(true, Ordering::Relaxed);
     remote.kill();
     Ok(())
 }
@@ -443,5 +443,22 @@ fn status(shared: &Shared) -> Status {
         running: state.running.as_ref().map(|(command, _)| command.clone()),
         idle_left_ms: state.idle_since.map(|since| millis(shared.life.idle.saturating_sub(since.elapsed()))),
         life_left_ms: millis(shared.life_left()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_shown_whole_or_cut_short_wherever_its_words_end() {
+        let brief =
+            |lengths: &[usize]| brief(&lengths.iter().map(|n| OsString::from("x".repeat(*n))).collect::<Vec<_>>());
+        assert_eq!(brief(&[3, 5]), ["xxx", "xxxxx"]);
+        for long in [&[999, 1][..], &[1000, 1], &[1001], &[500, 499, 1], &[0; 2000]] {
+            let shown = brief(long);
+            assert_eq!(shown.last().map(String::as_str), Some("…"), "{long:?}");
+            assert!(shown.iter().map(|word| word.len() + 1).sum::<usize>() < 1100, "{long:?}");
+        }
     }
 }

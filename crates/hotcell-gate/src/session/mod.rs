@@ -137,9 +137,7 @@ impl Sessions {
         let path = self.place(name)?;
         let make = || fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory);
         make().map_err(failed("a place for sessions cannot be made"))?;
-        // One after the other, so that nobody takes what another just made for what a crash left.
-        let one_at_a_time = fs::File::open(&self.directory).and_then(|all| all.lock().map(|()| all));
-        let _one_at_a_time = one_at_a_time.map_err(failed("the place for sessions cannot be locked"))?;
+        let _one_at_a_time = self.lock().map_err(failed("the place for sessions cannot be locked"))?;
         if Hold::is_held(&path) {
             return Err(SessionError::Exists(name.to_owned()));
         }
@@ -155,10 +153,23 @@ impl Sessions {
         Ok(Claim { path, name: name.to_owned(), _hold: hold })
     }
 
-    /// What hosts that are gone left.
+    /// One after the other, so that nobody takes what another just made for what a crash left.
+    fn lock(&self) -> io::Result<fs::File> {
+        let all = fs::File::open(&self.directory)?;
+        all.lock()?;
+        Ok(all)
+    }
+
+    /// What hosts that are gone left, and those that are just being made.
     pub(crate) fn left(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten().map(|entry| entry.path());
         entries.filter(|path| !Hold::is_held(path)).collect()
+    }
+
+    /// Removes what a host left, if it is gone.
+    pub(crate) fn clear(&self, path: &Path) -> io::Result<()> {
+        let _one_at_a_time = self.lock()?;
+        if Hold::is_held(path) { Ok(()) } else { fs::remove_dir_all(path) }
     }
 }
 

@@ -302,9 +302,7 @@ fn a_host_that_is_killed_leaves_nothing_and_its_name_is_free() {
     eventually("it runs", || status().contains("sleep 1000"));
     let known = std::fs::read(bench.path("home/sessions/gone/session.json")).expect("a session");
     let known: serde_json::Value = serde_json::from_slice(&known).expect("JSON");
-    let host = known["supervisor"]["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).expect("a pid");
-    let host = rustix::process::Pid::from_raw(host).expect("a pid");
-    rustix::process::kill_process(host, rustix::process::Signal::KILL).expect("ours");
+    rustix::process::kill_process(host_of(&bench, "gone"), rustix::process::Signal::KILL).expect("ours");
     let output = client.wait_with_output().expect("ended");
     assert_eq!(output.status.code(), Some(125));
     let run_id = known["run_id"].as_str().expect("a run").to_owned();
@@ -485,8 +483,7 @@ fn who_finds_the_disk_full_is_not_who_filled_it() {
 #[test]
 fn a_limit_that_cannot_be_set_takes_no_other_away() {
     if !is_root() {
-        // Limits are watched then, not set.
-        return;
+        return skip("limits of a session's group that cannot be set: an ordinary user's are watched");
     }
     let limits = Limits { cpus: hotcell_base::Cpus { milli: 200 }, time: Duration::from_secs(1), ..Limits::default() };
     let mut session = open(Cell::builder().limits(limits.clone()));
@@ -577,4 +574,49 @@ fn a_session_is_found_before_a_command_of_its_name_and_keeps_nothing_of_its_make
     assert_eq!(session.exec(&["--name", "dev"], &["true"]).status.code(), Some(0));
     assert!(bench.output(["stop", "dev"]).status.success());
     assert!(text(&bench.output(["ls", "--sessions"]).stdout).is_empty());
+}
+
+/// The process that hosts a session.
+fn host_of(bench: &Bench, name: &str) -> rustix::process::Pid {
+    let known = std::fs::read(bench.path(&format!("home/sessions/{name}/session.json"))).expect("a session");
+    let known: serde_json::Value = serde_json::from_slice(&known).expect("JSON");
+    let pid = known["supervisor"]["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).expect("a pid");
+    rustix::process::Pid::from_raw(pid).expect("a pid")
+}
+
+#[test]
+fn a_host_that_does_not_answer_is_stopped_by_force() {
+    let bench = Bench::new();
+    let _session = Named::create(&bench, "deaf", &[]);
+    let host = host_of(&bench, "deaf");
+    rustix::process::kill_process(host, rustix::process::Signal::STOP).expect("ours");
+    let stopped = bench.output(["stop", "deaf"]);
+    assert_eq!(stopped.status.code(), Some(0), "{}", text(&stopped.stderr));
+    eventually("its processes go", || processes_in(&bench.path("")).is_empty());
+    assert!(text(&bench.output(["ls", "--sessions"]).stdout).is_empty());
+    assert!(text(&bench.output(["gc"]).stdout).contains("nothing is left"), "what it left was cleared away");
+}
+
+#[test]
+fn what_a_client_that_is_gone_would_have_read_holds_nothing_up() {
+    let bench = Bench::new();
+    let session = Named::create(&bench, "pipe", &[]);
+    let host = host_of(&bench, "pipe").as_raw_nonzero();
+    let held = || {
+        let count = |what: &str| std::fs::read_dir(format!("/proc/{host}/{what}")).expect("it lives").count();
+        (count("task"), count("fd"))
+    };
+    assert_eq!(session.exec(&[], &["true"]).status.code(), Some(0));
+    let before = held();
+    for _ in 0..5 {
+        // This end of the pipe stays, and nobody reads from it.
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        let mut client = bench.hotcell(["exec", "-q", "pipe", "--", "yes"]).stdout(writer).spawn().expect("started");
+        let list = || text(&bench.output(["ls", "--sessions"]).stdout);
+        eventually("it runs", || list().contains("yes"));
+        client.kill().expect("ours");
+        client.wait().expect("ended");
+        eventually("what was for it goes", || held() <= before);
+        drop(reader);
+    }
 }

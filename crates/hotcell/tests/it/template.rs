@@ -125,10 +125,11 @@ fn no_run_sees_what_another_did() {
 
 #[test]
 fn what_is_random_is_each_runs_own_and_a_seed_repeats_it() {
-    let template = warm(&["random", "ssl", "tempfile", "uuid"]);
+    let template = warm(&["random", "ssl", "tempfile", "uuid", "multiprocessing"]);
     let draw = |seed: u64| {
-        let script = "import random, os, ssl, tempfile, uuid; print(random.random()); \
-                      print(os.urandom(8), ssl.RAND_bytes(8), tempfile.mktemp(), uuid.uuid4())";
+        let script = "import random, os, ssl, tempfile, uuid, multiprocessing; print(random.random()); \
+                      key = bytes(multiprocessing.current_process().authkey).hex(); \
+                      print(os.urandom(8).hex(), ssl.RAND_bytes(8).hex(), tempfile.mktemp(), uuid.uuid4(), key)";
         let report = run_from(&template, seed, &["-c", script]);
         assert_eq!(report.exit_code, Some(0), "{}", report.stderr.text());
         let text = report.stdout.text();
