@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use hotcell_base::Bytes;
@@ -10,6 +11,7 @@ use hotcell_gate::live::LiveCell;
 use hotcell_gate::record::Kind;
 use hotcell_gate::session::Sessions;
 use hotcell_gate::{Home, Record, Runs, plain};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::cli::{LogsArgs, LsArgs, RmArgs, ShowArgs, StopArgs};
@@ -249,20 +251,24 @@ fn end(home: &Home, record: &Record) -> Result<Record, Failure> {
     }
     rustix::process::pidfd_send_signal(&pidfd, Signal::TERM).map_err(|errno| failed(errno.into()))?;
     let is_over = || LiveCell::find(home, &record.run_id).is_none() || !cell.is_alive(home);
-    let ends_within = |most: Duration| {
-        let give_up = Instant::now() + most;
-        while !is_over() && Instant::now() < give_up {
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        is_over()
-    };
-    if !ends_within(STOP_WAIT) {
+    let give_up = Instant::now() + STOP_WAIT;
+    while !is_over() && Instant::now() < give_up {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    if !is_over() {
         // With a supervisor that hangs, its cell goes; what is left of both is cleared away here.
         rustix::process::pidfd_send_signal(&pidfd, Signal::KILL).map_err(|errno| failed(errno.into()))?;
-        if !ends_within(STOP_WAIT) {
+        // All its threads: one that still ends may hold the lock by which its place is known to be taken.
+        if !is_gone_within(&pidfd, STOP_WAIT) {
             return Err(failed(io::Error::other("it did not end in time")));
         }
         crate::gc::sweep(home);
     }
     Ok(Runs::of(home).find(record.run_id.as_str())?)
+}
+
+/// Waits until the last thread of a process is over.
+fn is_gone_within(pidfd: &OwnedFd, most: Duration) -> bool {
+    let most = Timespec::try_from(most).expect("a short time");
+    rustix::event::poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&most)).is_ok_and(|n_ready| n_ready == 1)
 }

@@ -594,7 +594,8 @@ fn a_host_that_does_not_answer_is_stopped_by_force() {
     assert_eq!(stopped.status.code(), Some(0), "{}", text(&stopped.stderr));
     eventually("its processes go", || processes_in(&bench.path("")).is_empty());
     assert!(text(&bench.output(["ls", "--sessions"]).stdout).is_empty());
-    assert!(text(&bench.output(["gc"]).stdout).contains("nothing is left"), "what it left was cleared away");
+    let left = text(&bench.output(["gc"]).stdout);
+    assert!(left.contains("nothing is left"), "what it left was cleared away: {left}");
 }
 
 #[test]
