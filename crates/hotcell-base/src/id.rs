@@ -1,4 +1,4 @@
-//! Ids: what a run or a rollback pack is called, on disk and in every message.
+//! Ids: what a run, a lease or a rollback pack is called, on disk and in every message.
 
 use std::fmt;
 use std::str::FromStr;
@@ -103,6 +103,12 @@ id!(
     /// The name of a rollback pack: one set of changes that was applied.
     PackId,
     "apply"
+);
+
+id!(
+    /// The name of a lease.
+    LeaseId,
+    "LEASE"
 );
 
 #[cfg(test)]
