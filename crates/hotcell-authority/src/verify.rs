@@ -165,7 +165,7 @@ impl Refusal {
 #[derive(Debug)]
 pub struct ValidLease {
     lease: Lease,
-    ancestors: Vec<LeaseId>,
+    ancestors: Vec<(LeaseId, u32)>,
     paths: PathScope,
 }
 
@@ -180,8 +180,8 @@ impl ValidLease {
         &self.lease
     }
 
-    /// The leases it was made of, nearest first. It ends with any of them.
-    pub fn ancestors(&self) -> &[LeaseId] {
+    /// The leases it was made of, nearest first, each with the most runs there may be under it. It ends with any of them.
+    pub fn ancestors(&self) -> &[(LeaseId, u32)] {
         &self.ancestors
     }
 
@@ -327,8 +327,8 @@ fn allows(lease: &Lease, row: Row<'_>, paths: &PathScope, ask: &Ask<'_>) -> Resu
 }
 
 /// Walks up to the first lease, each of which must hold and be as wide.
-fn ancestors(lease: &Lease, in_: &Circumstances<'_>) -> Result<Vec<LeaseId>, Refusal> {
-    let mut found: Vec<LeaseId> = Vec::new();
+fn ancestors(lease: &Lease, in_: &Circumstances<'_>) -> Result<Vec<(LeaseId, u32)>, Refusal> {
+    let mut found: Vec<(LeaseId, u32)> = Vec::new();
     let mut child = lease.clone();
     while let Some(parent) = child.parent.clone() {
         let id = parent.lease_id;
@@ -348,7 +348,7 @@ fn ancestors(lease: &Lease, in_: &Circumstances<'_>) -> Result<Vec<LeaseId>, Ref
         if let Some(wider) = child.wider_than(&above, in_.policy.repos()) {
             return Err(refused(format!("does not grant {wider}")));
         }
-        found.push(id);
+        found.push((id, above.limits.runs_max));
         child = above;
     }
     Ok(found)

@@ -41,6 +41,25 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// Every outcome there is.
+    pub const ALL: &[Outcome] = &[
+        Outcome::Exited,
+        Outcome::Signaled,
+        Outcome::Timeout,
+        Outcome::Oom,
+        Outcome::Pids,
+        Outcome::Disk,
+        Outcome::OutputLimit,
+        Outcome::LeaseExpired,
+        Outcome::LeaseRevoked,
+        Outcome::PolicyDenied,
+        Outcome::NotFound,
+        Outcome::NotExecutable,
+        Outcome::Killed,
+        Outcome::PlatformError,
+        Outcome::Unknown,
+    ];
+
     /// The name used in JSON, in `exit_code.txt`'s neighbours and on the screen.
     pub fn name(self) -> &'static str {
         match self {

@@ -371,6 +371,8 @@ impl Builder {
         let in_place = workspace.iter().filter(|workspace| workspace.mode == Mode::Rw).map(|workspace| &workspace.path);
         let mounted = mounts.iter().filter(|mount| mount.writable).map(|mount| &mount.source);
         let writable: Vec<PathBuf> = in_place.chain(mounted).cloned().collect();
+        let workspaces = workspace.iter().map(|workspace| (workspace.path.clone(), workspace.mode == Mode::Rw));
+        let shows = workspaces.chain(mounts.iter().map(|mount| (mount.source.clone(), mount.writable))).collect();
         let home = home(host);
         let identity = if host.privileged { Identity::Fresh } else { Identity::Own { uid: host.uid, gid: host.gid } };
         let walls = self.walls(host, !writable.is_empty())?;
@@ -399,6 +401,10 @@ impl Builder {
             workspace,
             guarded,
             writable,
+            shows,
+            hidden: self.hidden.clone(),
+            asked: self.env.iter().map(|(name, _)| name.clone()).collect(),
+            is_exec: false,
             limits: self.limits.clone(),
             walls,
             omitted_rules: self.omit_rules.clone(),
@@ -710,6 +716,13 @@ pub struct Plan {
     pub(crate) guarded: Vec<GuardedTree>,
     /// Directories and files of the host that the cell writes in place.
     pub(crate) writable: Vec<PathBuf>,
+    /// Paths of the host that were asked for, and whether they are written in place.
+    pub(crate) shows: Vec<(PathBuf, bool)>,
+    pub(crate) hidden: Vec<PathBuf>,
+    /// Variables that were asked for.
+    pub(crate) asked: Vec<OsString>,
+    /// Whether its command is looked for inside, when it runs.
+    pub(crate) is_exec: bool,
     pub(crate) limits: Limits,
     pub(crate) walls: BTreeMap<Wall, Standing>,
     pub(crate) omitted_rules: BTreeSet<&'static str>,
@@ -737,6 +750,10 @@ impl Plan {
             writable: Vec::new(),
             limits: Limits::default(),
             walls: Wall::ALL.into_iter().filter(is_had).map(|wall| (wall, Standing::Proven)).collect(),
+            shows: Vec::new(),
+            hidden: Vec::new(),
+            asked: Vec::new(),
+            is_exec: false,
             omitted_rules: BTreeSet::new(),
             require: BTreeSet::new(),
             allow_missing: BTreeSet::new(),
@@ -779,13 +796,10 @@ impl Plan {
             plan.env.insert("PWD".into(), plan.cwd.clone().into());
         }
         set_variables(&mut plan.env, &exec.env, &self.host)?;
+        plan.asked.extend(exec.env.iter().map(|(name, _)| name.clone()));
+        plan.is_exec = true;
         // What is where inside only the kernel knows, and only when it is looked for.
-        plan.programs = if command.as_bytes().contains(&b'/') {
-            vec![plan.cwd.join(command)]
-        } else {
-            let path = plan.env.get(OsStr::new("PATH")).map_or(OsStr::new(STANDARD_PATH), |path| path);
-            std::env::split_paths(path).filter(|directory| directory.is_absolute()).map(|at| at.join(command)).collect()
-        };
+        plan.programs = candidates(&plan.env, &plan.cwd, command);
         if plan.programs.is_empty() {
             return Err(CommandError::NotFound(command.clone()).into());
         }
@@ -803,6 +817,36 @@ impl Plan {
     /// The host's own directories and files that a cell may write to.
     pub fn writable(&self) -> &[PathBuf] {
         &self.writable
+    }
+
+    /// Paths of the host that were asked for as workspace or mount, without links, and whether they are written in place.
+    pub fn shows(&self) -> &[(PathBuf, bool)] {
+        &self.shows
+    }
+
+    /// Paths of the host that are covered wherever they would appear.
+    pub fn hidden(&self) -> &[PathBuf] {
+        &self.hidden
+    }
+
+    /// Variables that were asked for, by name.
+    pub fn asked(&self) -> &[OsString] {
+        &self.asked
+    }
+
+    /// What a word would be as the first of a command: the file that this plan's search finds under that name.
+    pub fn find(&self, word: &OsStr) -> Option<PathBuf> {
+        if self.is_exec {
+            return candidates(&self.env, &self.cwd, word).into_iter().next();
+        }
+        needs::find(&self.host, word, &self.cwd).ok()
+    }
+
+    /// The same plan with limits that are narrower.
+    pub fn narrowed(mut self, limits: Limits) -> Result<Plan, LimitTooSmall> {
+        limits.check()?;
+        self.limits = limits;
+        Ok(self)
     }
 
     /// The directory the command starts in.
@@ -851,6 +895,15 @@ impl Plan {
     pub fn asks_for(&self, wall: Wall) -> bool {
         self.walls.get(&wall).is_some_and(|standing| *standing != Standing::Missing)
     }
+}
+
+/// Where a command may be, by its path inside.
+fn candidates(env: &BTreeMap<OsString, OsString>, cwd: &Path, command: &OsStr) -> Vec<PathBuf> {
+    if command.as_bytes().contains(&b'/') {
+        return vec![cwd.join(command)];
+    }
+    let path = env.get(OsStr::new("PATH")).map_or(OsStr::new(STANDARD_PATH), |path| path);
+    std::env::split_paths(path).filter(|directory| directory.is_absolute()).map(|at| at.join(command)).collect()
 }
 
 fn no_nul(role: &'static str, text: &OsStr) -> Result<(), PlanError> {

@@ -264,7 +264,8 @@ pub(crate) fn view(parts: &Parts<'_>) -> Vec<Entry> {
     let system = parts.host.system.iter().map(|system| (&system.path, &system.path));
     for (source, target) in system.chain(granted).chain(workspace).chain(mounted) {
         for below in parts.hidden.iter().filter_map(|hidden| hidden.strip_prefix(source).ok()) {
-            view.entries.push(Entry::Mask { path: target.join(below), directory: true, required: true });
+            let directory = !source.join(below).is_file();
+            view.entries.push(Entry::Mask { path: target.join(below), directory, required: true });
         }
     }
     view.entries

@@ -1,23 +1,42 @@
-//! The door itself: lets a planned cell run, and records it before, while and after.
+//! The door itself: lets a planned cell run under a lease, and records it before, while and after.
+//!
+//! ```text
+//! permit ─▶ reserve ─▶ name, directory, living cell, record ─▶ told: VERIFIED, STARTED ─▶ the cell runs
+//!   │ refused: told      │ made before: its result                                          │ watched: expiry, revocation
+//!   ▼                    ▼                                                                   ▼
+//! 126                  the stored one          told: FINISHED, TIMEOUT or KILLED ◀─ receipt ◀─ artifacts
+//! ```
+//!
+//! What cannot be told does not run. Killed between any two steps, a run is never started twice under one attempt, and
+//! whatever is not known of it is said to be unknown.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
+use hotcell_authority::Refusal;
 use hotcell_base::text::shown;
-use hotcell_base::{Outcome, RunId};
+use hotcell_base::{LeaseId, Outcome, RunId};
 use hotcell_cell::changes::{Changes, Layer};
+use hotcell_cell::limits::Limit;
 use hotcell_cell::plan::Workspace;
 use hotcell_cell::run::Traces;
 use hotcell_cell::template::{Template, TemplateError};
 use hotcell_cell::{Observer, Plan, RemoteEnd, Report, RunError, Session, Stdin, Stream};
-use jiff::Timestamp;
+use hotcell_store::{Reservation, Reserved};
+use jiff::{SignedDuration, Timestamp};
 
+use crate::authority::{Authority, AuthorityError};
 use crate::diff;
+use crate::evidence;
 use crate::home::Home;
+use crate::lapse::Lapse;
+use crate::leases::IssueError;
 use crate::live::{Hold, LiveCell, ProcessName};
+use crate::permit::{Permission, Permit};
 use crate::queue::Turn;
 use crate::record::{Kind, Record, RecordError, Runs, TemplateRecord, WorkspaceRecord, replace};
 
@@ -32,6 +51,21 @@ pub struct Request {
     pub labels: std::collections::BTreeMap<String, String>,
     /// The template its plan begins from.
     pub template: Option<TemplateRecord>,
+    /// Under what it is to be let in.
+    pub permission: Permission,
+    /// A name for the attempt: asked for again, its result is given again.
+    pub attempt_id: Option<String>,
+    /// How long it is to last; its time limit if none.
+    pub lasts: Option<Duration>,
+}
+
+/// What came of a request.
+#[derive(Debug)]
+pub struct Ran {
+    /// What is on record.
+    pub record: Record,
+    /// What was measured; none if this attempt was made before, and nothing ran now.
+    pub report: Option<Report>,
 }
 
 /// Sees a run's output as it comes.
@@ -59,6 +93,41 @@ pub enum GateError {
         record: Box<Record>,
         /// What went wrong.
         source: RecordError,
+    },
+    /// No lease allows it.
+    #[error("`{command}` is refused")]
+    Refused {
+        /// The command.
+        command: String,
+        /// Why.
+        source: Refusal,
+    },
+    /// It could not issue itself a lease.
+    #[error("the run cannot have a lease of its own")]
+    Issue(#[from] IssueError),
+    /// Nothing can be permitted here.
+    #[error(transparent)]
+    Authority(#[from] AuthorityError),
+    /// The attempt was made before, and is not over or was another.
+    #[error("the attempt `{}` was made before, by {run_id}: {problem}", shown(attempt_id))]
+    Attempt {
+        /// Which.
+        attempt_id: String,
+        /// By which run.
+        run_id: RunId,
+        /// What keeps its result away.
+        problem: &'static str,
+    },
+    /// The lease does not leave enough to run anything.
+    #[error("the lease leaves too little to run it")]
+    TooLittle(#[from] hotcell_cell::limits::LimitTooSmall),
+    /// It ran, and how it ended cannot be told to the ledger.
+    #[error("the end of run {} cannot be told", record.run_id)]
+    Untold {
+        /// What is on record.
+        record: Box<Record>,
+        /// What went wrong.
+        source: AuthorityError,
     },
     /// It did not get its turn.
     #[error("the run did not get its turn to start")]
@@ -89,16 +158,22 @@ pub enum GateError {
 }
 
 /// The door of one home.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Gate {
     home: Home,
     runs: Runs,
+    authority: Authority,
 }
 
 impl Gate {
-    /// The door of this home.
-    pub fn of(home: &Home) -> Gate {
-        Gate { home: home.clone(), runs: Runs::of(home) }
+    /// Opens the door of this home.
+    pub fn open(home: &Home) -> Result<Gate, GateError> {
+        Ok(Gate { home: home.clone(), runs: Runs::of(home), authority: Authority::open(home)? })
+    }
+
+    /// Who permits.
+    pub fn authority(&self) -> &Authority {
+        &self.authority
     }
 
     /// Runs a plan and leaves `runs/<id>/` behind.
@@ -108,10 +183,19 @@ impl Gate {
         request: Request,
         viewer: &mut dyn Viewer,
         remote: Option<&RemoteEnd>,
-    ) -> Result<(Record, Report), GateError> {
-        let mut admitted = self.admit(plan, &request, Kind::Run, None)?;
-        let turn = Turn::wait(&self.home, remote).map_err(|source| self.never_started(&mut admitted.record, source))?;
-        let mut recorder = admitted.recorder(plan, viewer)?;
+    ) -> Result<Ran, GateError> {
+        let (admitted, plan) = match self.admit(plan, &request, Kind::Run, None)? {
+            Entry::Now(admitted, plan) => (admitted, plan),
+            Entry::Before(record) => return Ok(Ran { record: *record, report: None }),
+        };
+        let turn = match Turn::wait(&self.home, remote) {
+            Ok(turn) => turn,
+            Err(source) => return Err(admitted.never_started(source)),
+        };
+        let mut recorder = match admitted.recorder(&plan, viewer) {
+            Ok(recorder) => recorder,
+            Err(error) => return Err(admitted.unrecordable(error)),
+        };
         recorder.turn = Some(turn);
         let ran = plan.run_with(&admitted.group, request.stdin, &mut recorder, remote);
         drop(recorder);
@@ -121,15 +205,21 @@ impl Gate {
     /// Runs a command in a session and leaves a `runs/<id>/` of its own behind.
     pub fn exec(
         &self,
-        (session, id): (&mut Session, &RunId),
+        (session, opened): (&mut Session, &Admitted<'_>),
         plan: &Plan,
         request: Request,
         viewer: &mut dyn Viewer,
         remote: Option<&RemoteEnd>,
-    ) -> Result<(Record, Report), GateError> {
-        let admitted = self.admit(plan, &request, Kind::Exec, Some(id))?;
-        let mut recorder = admitted.recorder(plan, viewer)?;
-        let ran = session.exec_with(plan, request.stdin, &mut recorder, remote);
+    ) -> Result<Ran, GateError> {
+        let (admitted, plan) = match self.admit(plan, &request, Kind::Exec, Some(opened))? {
+            Entry::Now(admitted, plan) => (admitted, plan),
+            Entry::Before(record) => return Ok(Ran { record: *record, report: None }),
+        };
+        let mut recorder = match admitted.recorder(&plan, viewer) {
+            Ok(recorder) => recorder,
+            Err(error) => return Err(admitted.unrecordable(error)),
+        };
+        let ran = session.exec_with(&plan, request.stdin, &mut recorder, remote);
         drop(recorder);
         admitted.settle(ran)
     }
@@ -142,12 +232,18 @@ impl Gate {
         trial: &[&str],
         remote: Option<&RemoteEnd>,
     ) -> Result<Template, GateError> {
-        let mut admitted = self.admit(plan, &Request::default(), Kind::Template, None)?;
-        let turn = Turn::wait(&self.home, remote).map_err(|source| self.never_started(&mut admitted.record, source))?;
+        let (mut admitted, plan) = self.admit(plan, &Request::default(), Kind::Template, None)?.now();
+        let turn = match Turn::wait(&self.home, remote) {
+            Ok(turn) => turn,
+            Err(source) => return Err(admitted.never_started(source)),
+        };
         let mut nobody = Nobody;
-        let mut recorder = admitted.recorder(plan, &mut nobody)?;
+        let mut recorder = match admitted.recorder(&plan, &mut nobody) {
+            Ok(recorder) => recorder,
+            Err(error) => return Err(admitted.unrecordable(error)),
+        };
         recorder.turn = Some(turn);
-        let warmed = Template::warm_as(plan, &admitted.group, memory, trial, &mut recorder, remote);
+        let warmed = Template::warm_as(&plan, &admitted.group, memory, trial, &mut recorder, remote);
         drop(recorder);
         admitted.record.ended_at = Some(Timestamp::now());
         match warmed {
@@ -176,17 +272,23 @@ impl Gate {
         request: &Request,
         remote: Option<&RemoteEnd>,
     ) -> Result<(Session, Admitted<'_>), GateError> {
-        let mut admitted = self.admit(plan, request, Kind::Session, None)?;
-        let turn = Turn::wait(&self.home, remote).map_err(|source| self.never_started(&mut admitted.record, source))?;
+        let (mut admitted, plan) = self.admit(plan, request, Kind::Session, None)?.now();
+        let turn = match Turn::wait(&self.home, remote) {
+            Ok(turn) => turn,
+            Err(source) => return Err(admitted.never_started(source)),
+        };
         let mut nobody = Nobody;
-        let mut recorder = admitted.recorder(plan, &mut nobody)?;
+        let mut recorder = match admitted.recorder(&plan, &mut nobody) {
+            Ok(recorder) => recorder,
+            Err(error) => return Err(admitted.unrecordable(error)),
+        };
         recorder.turn = Some(turn);
         match Session::open_as(plan.clone(), &admitted.group, &mut recorder) {
             Ok(session) => {
                 drop(recorder);
                 admitted.record.isolation = Some((&session.isolation()).into());
                 self.runs.write(&admitted.record)?;
-                Ok((session, admitted))
+                Ok((session, *admitted))
             }
             Err(error) => {
                 drop(recorder);
@@ -195,17 +297,31 @@ impl Gate {
         }
     }
 
-    /// Puts a run on record before anything of it is made.
+    /// Lets a run in: it has a lease, a name, a place, and is on record and told of before anything of it is made.
     fn admit(
         &self,
         plan: &Plan,
         request: &Request,
         kind: Kind,
-        session: Option<&RunId>,
-    ) -> Result<Admitted<'_>, GateError> {
-        let mut record = self.name(plan, request)?;
+        session: Option<&Admitted<'_>>,
+    ) -> Result<Entry<'_>, GateError> {
+        let lasts = request.lasts.unwrap_or(plan.limits().time);
+        let lasts = SignedDuration::try_from(lasts).unwrap_or(SignedDuration::MAX);
+        let permit = self.authority.permit(plan, &request.permission, lasts)?;
+        let (plan, lapse) = Lapse::of(&self.home, &permit, plan.clone(), session)?;
+        let mut record = self.name(&plan, request)?;
         record.kind = kind;
-        record.session = session.cloned();
+        record.session = session.map(|session| session.record.run_id.clone());
+        let lease = permit.lease.lease();
+        record.lease_id = Some(lease.lease_id.clone());
+        record.intent_id.clone_from(&lease.intent_id);
+        record.policy_digest.clone_from(&lease.policy_digest);
+        record.plan_digest = evidence::plan_digest(&plan);
+        record.ledger = self.authority.here().home.clone().unwrap_or_default();
+        let request_digest = evidence::request_digest(&plan);
+        if let Some(before) = self.reserve(&mut record, request, &permit, &request_digest)? {
+            return Ok(Entry::Before(Box::new(before)));
+        }
         let hold = Hold::take(&record.artifacts);
         let hold = hold.map_err(|source| RecordError::Write { path: record.artifacts.clone(), source })?;
         let group = format!("hotcell-{}", record.run_id);
@@ -221,18 +337,89 @@ impl Gate {
         // The cell first: a record without an end and without a cell is one whose hotcell is gone.
         live.write(&self.home)?;
         self.runs.write(&record)?;
-        Ok(Admitted { gate: self, record, group, live, cell, _hold: hold })
+        let path = record.artifacts.join("lease.json");
+        fs::write(&path, &permit.text).map_err(|source| RecordError::Write { path, source })?;
+        let mut news = permit.news.clone();
+        news.push(evidence::started(&record, &plan, &permit, &request_digest));
+        match self.authority.tell(news) {
+            Ok(head) => {
+                let admitted =
+                    Admitted { gate: self, record, group, live, cell, permit, lapse, told: head.seq, _hold: hold };
+                Ok(Entry::Now(Box::new(admitted), plan))
+            }
+            Err(error) => {
+                // It never was: nothing is left of it.
+                drop(cell);
+                let _gone = fs::remove_dir_all(&record.artifacts);
+                Err(error.into())
+            }
+        }
     }
 
-    /// Ends a run that did not get its turn.
-    fn never_started(&self, record: &mut Record, source: io::Error) -> GateError {
-        let asked = source.kind() == io::ErrorKind::Interrupted;
-        record.outcome = Some(if asked { Outcome::Killed } else { Outcome::PlatformError });
-        record.ended_at = Some(Timestamp::now());
-        record.error = Some(format!("it did not get its turn to start: {source}"));
-        // The error that is returned says more than one of writing it down.
-        let _said = self.runs.write(record);
-        GateError::Turn { record: Box::new(record.clone()), source }
+    /// Takes one run of the lease, and the attempt's name; if that attempt was made before, what came of it.
+    fn reserve(
+        &self,
+        record: &mut Record,
+        request: &Request,
+        permit: &Permit,
+        digest: &str,
+    ) -> Result<Option<Record>, GateError> {
+        record.attempt_id.clone_from(&request.attempt_id);
+        // A lease that was made for this run alone is used by it alone.
+        if permit.is_own && request.attempt_id.is_none() {
+            return Ok(None);
+        }
+        let unmade = |error: GateError| {
+            let _gone = fs::remove_dir_all(&record.artifacts);
+            error
+        };
+        let mut leases: Vec<(LeaseId, u32)> = Vec::new();
+        if !permit.is_own {
+            let lease = permit.lease.lease();
+            leases.push((lease.lease_id.clone(), lease.limits.runs_max));
+            leases.extend(permit.lease.ancestors().iter().map(|(id, runs_max)| (id.clone(), *runs_max)));
+        }
+        let wanted = Reservation {
+            run_id: &record.run_id,
+            attempt_id: request.attempt_id.as_deref(),
+            digest,
+            leases: &leases,
+            now: record.started_at,
+        };
+        let mut store = self.authority.store().map_err(GateError::from).map_err(unmade)?;
+        let reserved = store.reserve(&wanted).map_err(AuthorityError::from).map_err(GateError::from).map_err(unmade)?;
+        let refused = |source: Refusal| {
+            let asked = serde_json::json!({ "command": hotcell_ledger::redact::command(&record.command) });
+            let news = crate::leases::checked_news(&permit.text, &Err(source), &asked);
+            (self.authority.tell(vec![news]), record.command.first().cloned().unwrap_or_default())
+        };
+        let refuse = |source: fn() -> Refusal| match refused(source()) {
+            (Ok(_), command) => GateError::Refused { command, source: source() },
+            (Err(error), _) => error.into(),
+        };
+        match reserved {
+            Reserved::New => Ok(None),
+            Reserved::Exhausted(_) => Err(unmade(refuse(|| Refusal::Exhausted))),
+            Reserved::Revoked(_) => Err(unmade(refuse(|| Refusal::Revoked))),
+            Reserved::Before { run_id, digest: before } => {
+                let attempt_id = request.attempt_id.clone().unwrap_or_default();
+                let problem = |problem| unmade(GateError::Attempt { attempt_id, run_id: run_id.clone(), problem });
+                if before != digest {
+                    return Err(problem("it was of something else"));
+                }
+                let stored = self.runs.read(&run_id);
+                match stored {
+                    Ok(stored) if stored.outcome.is_some() => {
+                        let _gone = fs::remove_dir_all(&record.artifacts);
+                        Ok(Some(stored))
+                    }
+                    _ if LiveCell::find(&self.home, &run_id).is_some_and(|cell| cell.is_alive(&self.home)) => {
+                        Err(problem("it is still running"))
+                    }
+                    _ => Err(problem("nobody knows how it ended")),
+                }
+            }
+        }
     }
 
     /// Names the run and makes its directory.
@@ -269,6 +456,13 @@ impl Gate {
             template: request.template.clone(),
             kind: Kind::Run,
             session: None,
+            lease_id: None,
+            intent_id: None,
+            attempt_id: None,
+            policy_digest: String::new(),
+            plan_digest: String::new(),
+            ledger: String::new(),
+            duration_s: 0.0,
             artifacts,
         })
     }
@@ -297,7 +491,29 @@ pub struct Admitted<'a> {
     group: String,
     live: LiveCell,
     cell: Live<'a>,
+    permit: Permit,
+    lapse: Lapse,
+    /// The last entry that was told of its beginning.
+    told: u64,
     _hold: Hold,
+}
+
+/// How a request is let in.
+enum Entry<'a> {
+    /// To run now, by this plan.
+    Now(Box<Admitted<'a>>, Plan),
+    /// It ran before.
+    Before(Box<Record>),
+}
+
+impl<'a> Entry<'a> {
+    /// For what has no attempt's name, and so never was before.
+    fn now(self) -> (Box<Admitted<'a>>, Plan) {
+        match self {
+            Entry::Now(admitted, plan) => (admitted, plan),
+            Entry::Before(_) => unreachable!("an attempt without a name is new"),
+        }
+    }
 }
 
 impl Admitted<'_> {
@@ -306,29 +522,55 @@ impl Admitted<'_> {
         &self.record
     }
 
+    pub(crate) fn lapse(&self) -> &Lapse {
+        &self.lapse
+    }
+
+    /// Its lease, and those it was made of, if they were revoked or are over: how it ends.
+    pub fn lapsed(&self) -> Option<Outcome> {
+        self.lapse.check()
+    }
+
     fn recorder<'a>(&'a self, plan: &'a Plan, viewer: &'a mut dyn Viewer) -> Result<Recorder<'a>, RecordError> {
-        let made = Recorder::new(&self.record, plan.workspace(), viewer);
-        if let Err(error) = &made {
-            let mut record = self.record.clone();
-            record.outcome = Some(Outcome::PlatformError);
-            record.ended_at = Some(Timestamp::now());
-            record.error = Some(chain(error));
-            // The error that is returned says more than one of writing it down.
-            let _said = self.gate.runs.write(&record);
-        }
-        made
+        Recorder::new(&self.record, plan.workspace(), viewer, &self.lapse)
+    }
+
+    /// Ends a run whose output cannot be kept before it began.
+    fn unrecordable(mut self, error: RecordError) -> GateError {
+        self.record.outcome = Some(Outcome::PlatformError);
+        self.record.ended_at = Some(Timestamp::now());
+        self.record.error = Some(chain(&error));
+        // The error that is returned says more than one of writing it down.
+        let _said = self.end(Ok(()));
+        error.into()
+    }
+
+    /// Ends a run that did not get its turn.
+    fn never_started(mut self, source: io::Error) -> GateError {
+        let asked = source.kind() == io::ErrorKind::Interrupted;
+        self.record.outcome = Some(if asked { Outcome::Killed } else { Outcome::PlatformError });
+        self.record.ended_at = Some(Timestamp::now());
+        self.record.error = Some(format!("it did not get its turn to start: {source}"));
+        let record = Box::new(self.record.clone());
+        // The error that is returned says more than one of writing it down.
+        let _said = self.end(Ok(()));
+        GateError::Turn { record, source }
     }
 
     /// Puts on record how a session ended, and what it left.
     pub fn close(mut self, session: Session, ending: &Ending) -> Result<Record, GateError> {
         let plan = session.plan().clone();
         let mut nobody = Nobody;
-        let mut recorder = self.recorder(&plan, &mut nobody)?;
+        let mut recorder = match self.recorder(&plan, &mut nobody) {
+            Ok(recorder) => recorder,
+            Err(error) => return Err(self.unrecordable(error)),
+        };
         let left = session.close(&mut recorder);
         drop(recorder);
         self.record.ended_at = Some(Timestamp::now());
         let wall = Timestamp::now().duration_since(self.record.started_at);
-        self.record.wall_ms = wall.as_secs_f64() * 1e3;
+        self.record.wall_ms = (wall.as_secs_f64() * 1e6).round() / 1e3;
+        self.record.duration_s = self.record.wall_ms / 1e3;
         self.record.outcome = Some(ending.outcome);
         self.record.limit = ending.limit.map(str::to_owned);
         self.record.error.clone_from(&ending.error);
@@ -340,10 +582,16 @@ impl Admitted<'_> {
     }
 
     /// Puts on record how it ended.
-    fn settle(mut self, ran: Result<Report, RunError>) -> Result<(Record, Report), GateError> {
+    fn settle(mut self, ran: Result<Report, RunError>) -> Result<Ran, GateError> {
         self.record.ended_at = Some(Timestamp::now());
         match &ran {
-            Ok(report) => self.record.finish(report),
+            Ok(report) => {
+                self.record.finish(report);
+                if self.lapse.shortened && report.outcome == Outcome::Timeout && report.limit == Some(Limit::Time) {
+                    self.record.outcome = Some(Outcome::LeaseExpired);
+                    self.record.limit = None;
+                }
+            }
             Err(error) => {
                 self.record.outcome = Some(Outcome::PlatformError);
                 self.record.error = Some(chain(error));
@@ -351,25 +599,36 @@ impl Admitted<'_> {
         }
         let mut report = None;
         let record = self.end(ran.map(|ran| report = Some(ran)))?;
-        Ok((record, report.unwrap_or_else(|| unreachable!("it ran"))))
+        Ok(Ran { record, report })
     }
 
     fn end(self, ran: Result<(), RunError>) -> Result<Record, GateError> {
-        let Admitted { gate, record, live, cell, .. } = self;
-        if let Err(error) = gate.runs.write(&record) {
-            // The next start says that nobody knows how it ended; that is all that can be said.
+        let Admitted { gate, record, live, cell, permit, told, .. } = self;
+        let key = &gate.authority.ring().key;
+        let written = gate.runs.write(&record).and_then(|meta| {
+            replace(&record.artifacts.join("exit_code.txt"), record.exit_status().to_string().as_bytes())?;
+            let receipt = evidence::receipt(&record, &meta, &permit.text, told, key).to_text();
+            replace(&record.artifacts.join("receipt.json"), &receipt)?;
+            Ok(receipt)
+        });
+        let receipt = match written {
+            Ok(receipt) => hotcell_authority::digest(&receipt),
+            Err(source) => {
+                // The next start says that nobody knows how it ended; that is all that can be said.
+                cell.keep();
+                return Err(GateError::Unrecorded { record: Box::new(record), source });
+            }
+        };
+        if let Err(source) = gate.authority.tell(evidence::ended(&record, Some(&receipt), false)) {
+            // The next start tells it.
             cell.keep();
-            return Err(GateError::Unrecorded { record: Box::new(record), source: error });
+            return Err(GateError::Untold { record: Box::new(record), source });
         }
         // A group the kernel would not let go of yet is the next sweep's; so is its name.
         if live.cgroups.iter().any(|path| path.exists()) {
             cell.keep();
         } else {
             drop(cell);
-        }
-        let status = record.exit_status().to_string();
-        if let Err(source) = replace(&record.artifacts.join("exit_code.txt"), status.as_bytes()) {
-            return Err(GateError::Unrecorded { record: Box::new(record), source });
         }
         match ran {
             Ok(()) => Ok(record),
@@ -435,6 +694,7 @@ struct Recorder<'a> {
     stdout: File,
     stderr: File,
     viewer: &'a mut dyn Viewer,
+    lapse: &'a Lapse,
     /// Held until the cell stands.
     turn: Option<Turn>,
 }
@@ -444,13 +704,14 @@ impl<'a> Recorder<'a> {
         record: &'a Record,
         workspace: Option<&'a Workspace>,
         viewer: &'a mut dyn Viewer,
+        lapse: &'a Lapse,
     ) -> Result<Recorder<'a>, RecordError> {
         let log = |name: &str| {
             let path = record.artifacts.join(name);
             File::options().append(true).create(true).open(&path).map_err(|source| RecordError::Write { path, source })
         };
         let (stdout, stderr) = (log("stdout.log")?, log("stderr.log")?);
-        Ok(Recorder { record, workspace, stdout, stderr, viewer, turn: None })
+        Ok(Recorder { record, workspace, stdout, stderr, viewer, lapse, turn: None })
     }
 }
 
@@ -474,6 +735,10 @@ impl Observer for Recorder<'_> {
             Some(workspace) => diff::keep(&self.record.artifacts, &self.record.run_id, workspace, changes, layer),
             None => Ok(()),
         }
+    }
+
+    fn lapsed(&mut self) -> Option<Outcome> {
+        self.lapse.check()
     }
 
     fn ready(&mut self) -> bool {

@@ -14,6 +14,8 @@ use std::time::Duration;
 use hotcell_base::{Outcome, PackId, RunId};
 use hotcell_cell::run::placeholders;
 
+use crate::authority::Authority;
+use crate::evidence;
 use crate::home::Home;
 use crate::live::{LiveCell, ProcessName};
 use crate::lock::HomeLock;
@@ -184,14 +186,14 @@ fn clear_one(home: &Home, leftover: &Leftover, cleared: &mut Cleared) -> io::Res
             }
             let parents: BTreeSet<&Path> = places.iter().filter_map(|place| place.parent()).collect();
             cleared.astray.extend(parents.into_iter().filter(|parent| !parent.exists()).map(Path::to_owned));
-            end_unknown(home, &cell.run_id, cleared)?;
+            end_unknown(home, &cell.run_id, true, cleared)?;
             for draft in drafts(&Runs::of(home).directory(&cell.run_id)) {
                 clear_one(home, &draft, cleared)?;
             }
             LiveCell::forget(home, &cell.run_id);
             Ok(())
         }
-        Leftover::Run(id) => end_unknown(home, id, cleared),
+        Leftover::Run(id) => end_unknown(home, id, false, cleared),
         Leftover::Unrecorded(path) => gone(fs::remove_dir_all(path)),
         Leftover::Scratch(path) => {
             open_up(path);
@@ -224,8 +226,9 @@ fn gone(removed: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Writes down that nobody knows how a run ended. One that was never recorded goes.
-fn end_unknown(home: &Home, id: &RunId, cleared: &mut Cleared) -> io::Result<()> {
+/// Writes down that nobody knows how a run ended, and tells the ledger. One that was never recorded goes. With a cell that was
+/// left, the end may be on record and not told.
+fn end_unknown(home: &Home, id: &RunId, has_cell: bool, cleared: &mut Cleared) -> io::Result<()> {
     let runs = Runs::of(home);
     let mut record = match runs.read(id) {
         Err(error) if error.is_absence() => return gone(fs::remove_dir_all(runs.directory(id))),
@@ -233,10 +236,19 @@ fn end_unknown(home: &Home, id: &RunId, cleared: &mut Cleared) -> io::Result<()>
         Err(_) => return Ok(()),
         Ok(record) => record,
     };
-    let is_alive = LiveCell::find(home, id).is_some_and(|cell| cell.is_alive(home));
-    if record.outcome.is_none() && !is_alive {
+    if LiveCell::find(home, id).is_some_and(|cell| cell.is_alive(home)) {
+        return Ok(());
+    }
+    let is_unknown = record.outcome.is_none();
+    if is_unknown {
         record.outcome = Some(Outcome::Unknown);
         record.error = Some("hotcell ended before the run did; the cell was killed with it".to_owned());
+    }
+    if is_unknown || has_cell {
+        let authority = Authority::open(home).map_err(io::Error::other)?;
+        authority.tell(evidence::ended(&record, None, true)).map_err(io::Error::other)?;
+    }
+    if is_unknown {
         runs.write(&record).map_err(io::Error::other)?;
         cleared.unknown.push(id.clone());
     }

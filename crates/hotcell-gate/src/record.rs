@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use hotcell_base::text::{shown, shown_path};
-use hotcell_base::{Outcome, RunId};
+use hotcell_base::{LeaseId, Outcome, RunId};
 use hotcell_cell::changes::{Change, Changes};
 use hotcell_cell::plan::Workspace;
 use hotcell_cell::report::{ControlAttempt, Isolation};
@@ -15,6 +15,7 @@ use hotcell_cell::{Mode, Report, Standing};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use crate::authority;
 use crate::home::Home;
 use crate::live::ProcessName;
 use crate::plain;
@@ -88,6 +89,27 @@ pub struct Record {
     /// The session it ran in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session: Option<RunId>,
+    /// The lease it ran under.
+    #[serde(default)]
+    pub lease_id: Option<LeaseId>,
+    /// What it ran for.
+    #[serde(default)]
+    pub intent_id: Option<String>,
+    /// The attempt it was, if the caller named it.
+    #[serde(default)]
+    pub attempt_id: Option<String>,
+    /// The digest of the policy.
+    #[serde(default)]
+    pub policy_digest: String,
+    /// The digest of the plan.
+    #[serde(default)]
+    pub plan_digest: String,
+    /// The ledger it is told in.
+    #[serde(default)]
+    pub ledger: String,
+    /// Wall-clock time in seconds.
+    #[serde(default)]
+    pub duration_s: f64,
     /// The directory with the logs and this file.
     pub artifacts: PathBuf,
 }
@@ -203,6 +225,7 @@ impl Record {
         self.limit = report.limit.map(word);
         self.error = report.detail.clone();
         self.wall_ms = ms(report.wall);
+        self.duration_s = self.wall_ms / 1e3;
         self.cpu_ms = ms(report.cpu);
         self.memory_peak_bytes = report.memory_peak_bytes;
         self.pids_peak = report.pids_peak;
@@ -286,6 +309,7 @@ fn word(value: impl Serialize) -> String {
 /// The records of a home.
 #[derive(Clone, Debug)]
 pub struct Runs {
+    home: Home,
     directory: PathBuf,
 }
 
@@ -313,6 +337,9 @@ pub enum RecordError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// What runs are called cannot be looked up.
+    #[error("runs cannot be looked up")]
+    Store(#[source] Box<hotcell_store::StoreError>),
     /// A record is not one of ours, or is damaged.
     #[error("`{}` is not a record of a run", shown_path(path))]
     Damaged {
@@ -341,7 +368,7 @@ impl RecordError {
 impl Runs {
     /// The records of this home.
     pub fn of(home: &Home) -> Runs {
-        Runs { directory: home.runs() }
+        Runs { home: home.clone(), directory: home.runs() }
     }
 
     /// Where a run's files are.
@@ -349,32 +376,28 @@ impl Runs {
         self.directory.join(id.as_str())
     }
 
-    /// All runs, newest first. Directories that are no runs of ours are passed over.
-    pub fn list(&self) -> Result<Vec<Record>, RecordError> {
-        let mut runs: Vec<Record> = self.ids()?.iter().filter_map(|id| self.read(id).ok()).collect();
-        runs.sort_unstable_by(|a, b| (b.started_at, &b.run_id).cmp(&(a.started_at, &a.run_id)));
-        Ok(runs)
-    }
-
     /// The run with this id, this unique part of an id, or this name (the newest of that name).
     pub fn find(&self, name: &str) -> Result<Record, RecordError> {
+        let not_found = || RecordError::NotFound(name.to_owned());
+        let read = |id: &RunId| match self.read(id) {
+            Err(error) if error.is_absence() => Err(not_found()),
+            found => found,
+        };
         if let Ok(id) = name.parse::<RunId>() {
-            return match self.read(&id) {
-                Err(error) if error.is_absence() => Err(RecordError::NotFound(name.to_owned())),
-                found => found,
-            };
+            return read(&id);
         }
-        let runs = self.list()?;
-        if let Some(named) = runs.iter().find(|run| run.name.as_deref() == Some(name)) {
-            return Ok(named.clone());
+        let named = authority::store(&self.home).and_then(|store| store.newest_named(name));
+        let named = named.map_err(|source| RecordError::Store(Box::new(source)))?;
+        if let Some(id) = named.and_then(|id| id.parse().ok()) {
+            return read(&id);
         }
-        let partly = |run: &&Record| name.len() >= 3 && run.run_id.as_str().contains(name);
-        let matches: Vec<&Record> = runs.iter().filter(partly).collect();
+        let ids = if name.len() >= 3 { self.ids()? } else { Vec::new() };
+        let matches: Vec<&RunId> = ids.iter().filter(|id| id.as_str().contains(name)).collect();
         match matches[..] {
-            [] => Err(RecordError::NotFound(name.to_owned())),
-            [one] => Ok(one.clone()),
+            [] => Err(not_found()),
+            [one] => read(one),
             [first, ..] => {
-                Err(RecordError::Ambiguous { name: name.to_owned(), count: matches.len(), first: first.run_id.clone() })
+                Err(RecordError::Ambiguous { name: name.to_owned(), count: matches.len(), first: first.clone() })
             }
         }
     }
@@ -385,24 +408,27 @@ impl Runs {
         fs::remove_dir_all(&path).map_err(|source| RecordError::Write { path, source })
     }
 
-    fn ids(&self) -> Result<Vec<RunId>, RecordError> {
+    /// Every run there are files of, in no order.
+    pub fn ids(&self) -> Result<Vec<RunId>, RecordError> {
         let unreadable = |source| RecordError::Read { path: self.directory.clone(), source };
         let entries = fs::read_dir(&self.directory).map_err(unreadable)?;
         Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
     }
 
-    pub(crate) fn read(&self, id: &RunId) -> Result<Record, RecordError> {
+    /// What is on record of a run.
+    pub fn read(&self, id: &RunId) -> Result<Record, RecordError> {
         let path = self.directory(id).join("meta.json");
         let text = plain::read(&path).map_err(|source| RecordError::Read { path: path.clone(), source })?;
         serde_json::from_slice(&text).map_err(|source| RecordError::Damaged { path, source })
     }
 
-    /// Writes a record so that a reader sees the old one or the new one, never a part.
-    pub(crate) fn write(&self, record: &Record) -> Result<(), RecordError> {
+    /// Writes a record so that a reader sees the old one or the new one, never a part; and gives its text.
+    pub(crate) fn write(&self, record: &Record) -> Result<Vec<u8>, RecordError> {
         let directory = self.directory(&record.run_id);
         let mut text = serde_json::to_vec_pretty(record).expect("a record is plain data");
         text.push(b'\n');
-        replace(&directory.join("meta.json"), &text)
+        replace(&directory.join("meta.json"), &text)?;
+        Ok(text)
     }
 }
 

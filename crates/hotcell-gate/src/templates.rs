@@ -11,7 +11,6 @@
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,10 +21,10 @@ use hotcell_cell::template::{Snapshot, Source, Template};
 use hotcell_cell::{Plan, RemoteEnd};
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use crate::blobs::digest;
 use crate::door::{Gate, GateError};
+use crate::evidence;
 use crate::home::Home;
 use crate::live::{ProcessName, boot_id};
 use crate::record::RecordError;
@@ -155,16 +154,8 @@ fn boot() -> String {
 fn name(plan: &Plan) -> String {
     let kernel = rustix::system::uname();
     let always = [kernel.release().to_bytes(), kernel.version().to_bytes(), env!("CARGO_PKG_VERSION").as_bytes()];
-    let words = plan.argv().iter().map(|word| word.as_bytes().to_vec());
-    let variables = plan.env().iter().map(|(name, value)| [name.as_bytes(), b"=", value.as_bytes()].concat());
-    let view = plan.view().iter().map(|entry| entry.to_string().into_bytes());
-    let places = [plan.program().unwrap_or(Path::new("")), plan.cwd()].map(|path| path.as_os_str().as_bytes().to_vec());
-    let mut digest = Sha256::new();
-    for part in always.map(<[u8]>::to_vec).into_iter().chain(words).chain(variables).chain(view).chain(places) {
-        digest.update((part.len() as u64).to_le_bytes());
-        digest.update(part);
-    }
-    format!("{}-{}", boot(), &hex(&digest.finalize())[..32])
+    let parts = always.map(<[u8]>::to_vec).into_iter().chain(evidence::parts(plan));
+    format!("{}-{}", boot(), &hex(&evidence::hashed(parts))[..32])
 }
 
 /// A directory that goes unless it was renamed.

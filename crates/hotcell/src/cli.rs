@@ -1,5 +1,7 @@
 //! The command line: one definition of each flag, from which help, reference and completion come.
 
+pub(crate) mod authority;
+
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
@@ -87,6 +89,24 @@ pub(crate) enum Command {
     Apply(ApplyArgs),
     /// Take applied changes back, exactly
     Undo(UndoArgs),
+    /// Leases: permission to run commands, for a while
+    #[command(subcommand)]
+    Lease(authority::LeaseCommand),
+    /// The policy: what can be permitted at all
+    #[command(subcommand)]
+    Policy(authority::PolicyCommand),
+    /// Keys: who signs, and who is trusted
+    #[command(subcommand)]
+    Key(authority::KeyCommand),
+    /// The ledger: what was allowed, refused and done
+    #[command(subcommand)]
+    Audit(authority::AuditCommand),
+    /// Receipts: signed statements of what ran
+    #[command(subcommand)]
+    Receipt(authority::ReceiptCommand),
+    /// See how things work together, with real values
+    #[command(subcommand)]
+    Demo(authority::DemoCommand),
     /// Clear away what crashes left
     Gc(GcArgs),
     /// Find out what this machine can do for this user, by trying it
@@ -136,7 +156,7 @@ pub(crate) struct RunArgs {
     pub(crate) stdin: OsString,
 
     /// Begin from a program that is loaded already: python, or a path to one; the command is what it is given
-    #[arg(long, value_name = "PROGRAM", help_heading = "Template")]
+    #[arg(long, value_name = "PROGRAM", help_heading = "Template", conflicts_with = "lease")]
     pub(crate) template: Option<String>,
     /// A module that the template has loaded
     #[arg(long, value_name = "MODULE", help_heading = "Template", requires = "template", value_delimiter = ',')]
@@ -147,6 +167,8 @@ pub(crate) struct RunArgs {
 
     #[command(flatten)]
     pub(crate) limits: LimitArgs,
+    #[command(flatten)]
+    pub(crate) permission: PermissionArgs,
     #[command(flatten)]
     pub(crate) records: RecordArgs,
 
@@ -206,6 +228,8 @@ pub(crate) struct ExecArgs {
 
     #[command(flatten)]
     pub(crate) limits: ExecLimitArgs,
+    #[command(flatten)]
+    pub(crate) permission: PermissionArgs,
     #[command(flatten)]
     pub(crate) records: RecordArgs,
     #[command(flatten)]
@@ -334,6 +358,17 @@ pub(crate) struct RecordArgs {
     pub(crate) label: Vec<(String, String)>,
 }
 
+/// Under what a run is let in.
+#[derive(Args, Debug)]
+pub(crate) struct PermissionArgs {
+    /// The lease to run under: a file or an id [default: one of its own, by your key, from the policy]
+    #[arg(long, value_name = "FILE|ID", help_heading = "Permission")]
+    pub(crate) lease: Option<String>,
+    /// A name for this attempt: given again, its stored result is given again, and nothing runs twice
+    #[arg(long, value_name = "ID", help_heading = "Permission", value_parser = attempt)]
+    pub(crate) attempt_id: Option<String>,
+}
+
 #[derive(Args, Debug)]
 pub(crate) struct OutputArgs {
     /// Print one JSON object on stdout instead of the command's output
@@ -404,8 +439,17 @@ pub(crate) struct LsArgs {
     /// Only runs with this label
     #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
     pub(crate) label: Vec<(String, String)>,
+    /// Only runs that ended so: exited, timeout, oom, lease_revoked …, or running
+    #[arg(long, value_name = "OUTCOME", value_parser = outcome)]
+    pub(crate) outcome: Option<String>,
+    /// Only runs that began then or later: a time, or how long ago (2h, 3d)
+    #[arg(long, value_name = "TIME", value_parser = since)]
+    pub(crate) since: Option<jiff::Timestamp>,
+    /// Only runs under this lease
+    #[arg(long, value_name = "ID")]
+    pub(crate) lease: Option<hotcell_base::LeaseId>,
     /// Only sessions that are there, and how they are doing
-    #[arg(long, conflicts_with = "label")]
+    #[arg(long, conflicts_with_all = ["label", "outcome", "since", "lease"])]
     pub(crate) sessions: bool,
     /// At most so many
     #[arg(long, short = 'n', value_name = "N", default_value_t = 20)]
@@ -413,6 +457,13 @@ pub(crate) struct LsArgs {
     /// Print a JSON array
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl LsArgs {
+    /// Whether not all runs are asked for.
+    pub(crate) fn is_filtered(&self) -> bool {
+        !self.label.is_empty() || self.outcome.is_some() || self.since.is_some() || self.lease.is_some()
+    }
 }
 
 #[derive(Args, Debug)]
@@ -572,6 +623,37 @@ pub(crate) fn wall(name: &str) -> Result<Wall, String> {
         let names: Vec<&str> = Wall::ALL.iter().map(|wall| wall.name()).collect();
         format!("{error}; the walls are {}", names.join(", "))
     })
+}
+
+/// The name of an attempt: something a person or a program can say again.
+fn attempt(text: &str) -> Result<String, String> {
+    let is_fine = |letter: char| !letter.is_control() && !letter.is_whitespace();
+    if (1..=200).contains(&text.len()) && text.chars().all(is_fine) {
+        Ok(text.to_owned())
+    } else {
+        Err("a name of 1 to 200 letters without spaces".to_owned())
+    }
+}
+
+/// An outcome, or that there is none yet.
+fn outcome(text: &str) -> Result<String, String> {
+    let is_one = |outcome: &hotcell_base::Outcome| outcome.name() == text;
+    if text == "running" || hotcell_base::Outcome::ALL.iter().any(is_one) {
+        return Ok(text.to_owned());
+    }
+    let names: Vec<&str> = hotcell_base::Outcome::ALL.iter().map(|outcome| outcome.name()).collect();
+    Err(format!("one of running, {}", names.join(", ")))
+}
+
+/// A time, or how long ago.
+fn since(text: &str) -> Result<jiff::Timestamp, String> {
+    if let Ok(time) = text.parse() {
+        return Ok(time);
+    }
+    let ago =
+        units::duration(text).map_err(|_| "a time such as 2026-11-15T08:00:00Z, or how long ago: 2h".to_owned())?;
+    let ago = jiff::SignedDuration::try_from(ago).map_err(|error| error.to_string())?;
+    jiff::Timestamp::now().checked_sub(ago).map_err(|error| error.to_string())
 }
 
 fn label(text: &str) -> Result<(String, String), String> {

@@ -8,8 +8,11 @@ use hotcell_cell::cgroup::NoGroup;
 use hotcell_cell::needs::CommandError;
 use hotcell_cell::template::{SnapshotError, TemplateError};
 use hotcell_cell::{HostError, PlanError, RunError, Wall};
+use hotcell_gate::leases::IssueError;
 use hotcell_gate::session::{Refusal, SessionError};
-use hotcell_gate::{DiffError, GateError, HomeError, PackError, RecordError};
+use hotcell_gate::{AuthorityError, DiffError, GateError, HomeError, KeysError, PackError, RecordError};
+use hotcell_ledger::LedgerError;
+use hotcell_store::StoreError;
 
 /// Anything that ends a command of ours.
 #[derive(Debug)]
@@ -23,6 +26,8 @@ pub(crate) enum Failure {
     Pack(PackError),
     Session(SessionError),
     Template(TemplateError),
+    Authority(Box<AuthorityError>),
+    Issue(Box<IssueError>),
     /// A wrong use that the parser could not see.
     Usage {
         message: String,
@@ -62,6 +67,8 @@ impl Failure {
             Failure::Session(SessionError::Refused(refusal)) => return refusal.chain.clone(),
             Failure::Session(error) => (error.to_string(), error.source()),
             Failure::Template(error) => (error.to_string(), error.source()),
+            Failure::Authority(error) => (error.to_string(), error.source()),
+            Failure::Issue(error) => (error.to_string(), error.source()),
             Failure::Usage { message, .. } | Failure::Refused { message, .. } => (message.clone(), None),
             Failure::Io { message, source, .. } => (message.clone(), Some(source)),
         };
@@ -110,6 +117,8 @@ impl Failure {
             Failure::Record(_) => "look at the rights there: ls -ld on that path".to_owned(),
             Failure::Session(error) => return session_hint(error),
             Failure::Template(error) => return template_hint(error),
+            Failure::Authority(error) => return authority_hint(error),
+            Failure::Issue(error) => return issue_hint(error),
             Failure::Usage { hint, .. } | Failure::Refused { hint, .. } => hint.clone(),
             Failure::Io { hint, .. } => return hint.clone(),
         })
@@ -126,10 +135,17 @@ impl Failure {
             (During::Run, Failure::Session(SessionError::Refused(Refusal { outcome, .. }))) => match outcome {
                 Outcome::Killed => 137,
                 Outcome::NotFound => 127,
-                Outcome::NotExecutable => 126,
+                Outcome::NotExecutable | Outcome::PolicyDenied => 126,
                 _ => 125,
             },
+            (During::Run, _) if self.outcome() == Outcome::PolicyDenied => 126,
             (During::Run, _) => 125,
+            (During::Other, Failure::Issue(_)) => 3,
+            (During::Other, Failure::Authority(error)) => match **error {
+                AuthorityError::Keys(KeysError::Exists(_)) => 3,
+                AuthorityError::Draft(_) => 2,
+                _ => 1,
+            },
             (During::Other, Failure::Session(SessionError::Exists(_))) => 3,
             (During::Other, Failure::Session(SessionError::Name(_))) => 2,
             (During::Other, Failure::Usage { .. }) => 2,
@@ -158,6 +174,11 @@ impl Failure {
         match self {
             Failure::Plan(error) => outcome(error),
             Failure::Session(SessionError::Refused(refusal)) => refusal.outcome,
+            Failure::Gate(error) => match **error {
+                GateError::Refused { .. } | GateError::Issue(_) | GateError::TooLittle(_) => Outcome::PolicyDenied,
+                GateError::Attempt { .. } => Outcome::Unknown,
+                _ => Outcome::PlatformError,
+            },
             _ => Outcome::PlatformError,
         }
     }
@@ -228,9 +249,72 @@ fn gate_hint(error: &GateError) -> Option<String> {
         GateError::Record(_) | GateError::Unrecorded { .. } => {
             "look at the space and the rights there: df -h and ls -ld on that path".to_owned()
         }
+        GateError::Untold { .. } => "find out what is wrong with the ledger: hotcell audit verify".to_owned(),
+        GateError::Refused { source, .. } => lease_hint(source),
+        GateError::Issue(error) => return issue_hint(error),
+        GateError::Authority(error) => return authority_hint(error),
+        GateError::Attempt { run_id, .. } => format!("see what is known of it: hotcell show {run_id}"),
+        GateError::TooLittle(_) => "ask for a wider lease: hotcell lease issue --help".to_owned(),
         GateError::Turn { .. } => "start it again when fewer are starting: hotcell ls".to_owned(),
         GateError::Warm { source, .. } => return template_hint(source),
         GateError::Run { source, .. } => return run_hint(source),
+    })
+}
+
+/// What to try when a lease does not hold, or does not allow it.
+pub(crate) fn lease_hint(refusal: &hotcell_authority::Refusal) -> String {
+    use hotcell_authority::Refusal as R;
+    match refusal {
+        R::NotFound => "see which there are: hotcell lease list".to_owned(),
+        R::Unreadable(_) | R::Signature => "have it issued again: hotcell lease issue".to_owned(),
+        R::NoTrust | R::UnknownKey(_) => {
+            "see who is trusted: hotcell key list; trust somebody: hotcell key trust".to_owned()
+        }
+        R::Key { .. } | R::Cosignature(_) => "see who is trusted, and for what: hotcell key list".to_owned(),
+        R::Future => "look at the clock: date -u".to_owned(),
+        R::Expired | R::Revoked | R::Exhausted | R::PolicyDigest => "ask for another: hotcell lease issue".to_owned(),
+        R::Policy(_) => "see what can be permitted: hotcell policy show".to_owned(),
+        R::Audience(_) => "issue it for this home: hotcell lease issue".to_owned(),
+        R::Approval(_) => "it needs another's signature; see what it says: hotcell lease show".to_owned(),
+        R::Command(_) => "see what it allows: hotcell lease show, hotcell policy show".to_owned(),
+        R::Path(_) | R::ReadOnly(_) | R::Env(_) => "see what it allows: hotcell lease show".to_owned(),
+        R::Parent { id, .. } => format!("see what became of it: hotcell lease show {id}"),
+    }
+}
+
+pub(crate) fn issue_hint(error: &IssueError) -> Option<String> {
+    Some(match error {
+        IssueError::Beyond(_) | IssueError::NoCapability(_) => {
+            "see what can be permitted: hotcell policy show; change it in policy.toml of the home".to_owned()
+        }
+        IssueError::Wider { parent, .. } => format!("see what it may grant: hotcell lease show {parent}"),
+        IssueError::Parent(refusal) => lease_hint(refusal),
+        IssueError::Authority(error) => return authority_hint(error),
+    })
+}
+
+pub(crate) fn authority_hint(error: &AuthorityError) -> Option<String> {
+    Some(match error {
+        AuthorityError::Keys(KeysError::NotPrivate { path, .. }) => {
+            format!("close it: chmod 600 '{}'", shown_path(path))
+        }
+        AuthorityError::Keys(KeysError::Exists(_)) => "put another in its place: hotcell key rotate".to_owned(),
+        AuthorityError::Keys(KeysError::Trust { .. }) => "see who is trusted: hotcell key list".to_owned(),
+        AuthorityError::Keys(_) => "look at the keys of the home: ls -l on its keys and trust.json".to_owned(),
+        AuthorityError::Unreadable { path, .. } => format!("look at it: ls -l '{}'", shown_path(path)),
+        AuthorityError::Policy { .. } => "see what is wrong with it: hotcell policy check".to_owned(),
+        AuthorityError::Ledger(LedgerError::Io { .. }) => {
+            "look at the space and the rights in the home: df -h and ls -ld on its ledger".to_owned()
+        }
+        AuthorityError::Ledger(_) => {
+            "find out what was changed: hotcell audit verify; accept the loss: hotcell audit recover --yes".to_owned()
+        }
+        AuthorityError::Store(StoreError::Newer { .. }) => "use the newer hotcell that made it".to_owned(),
+        AuthorityError::Store(_) => "it is made of the ledger: move hotcell.db away, and it is made again".to_owned(),
+        AuthorityError::Draft(_) => "see how it is asked for: hotcell lease issue --help".to_owned(),
+        AuthorityError::Keep(_) => {
+            "look at the space and the rights in the home: df -h and ls -ld on its leases".to_owned()
+        }
     })
 }
 
@@ -376,5 +460,7 @@ from! {
     PackError => Failure::Pack,
     SessionError => Failure::Session,
     TemplateError => Failure::Template,
+    AuthorityError => |error| Failure::Authority(Box::new(error)),
+    IssueError => |error| Failure::Issue(Box::new(error)),
     GateError => |error| Failure::Gate(Box::new(error)),
 }

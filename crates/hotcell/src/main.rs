@@ -1,14 +1,20 @@
 //! The command line of Hotcell: parses, calls, renders, exits. Everything else is in the libraries.
 
+mod audit;
 mod changes;
 mod cli;
 mod cp;
+mod demo;
 mod diff;
 mod doctor;
 mod error;
 mod explain;
 mod gc;
+mod keys;
+mod lease;
+mod policy;
 mod probe;
+mod receipt;
 mod reference;
 mod run;
 mod runs;
@@ -17,6 +23,7 @@ mod selftest;
 mod sessions;
 mod tee;
 mod template;
+mod witness;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -72,6 +79,12 @@ fn others(cli: &Cli) -> Result<u8, Failure> {
         Command::Diff(args) => diff::diff(&home, args)?,
         Command::Apply(args) => changes::apply(&home, args)?,
         Command::Undo(args) => changes::undo(&home, args)?,
+        Command::Lease(command) => return lease::lease(&host, &home, command),
+        Command::Policy(command) => return policy::policy(&host, &home, command),
+        Command::Key(command) => return keys::key(&home, command),
+        Command::Audit(command) => return audit::audit(&host, &home, command),
+        Command::Receipt(command) => return receipt::receipt(&home, command),
+        Command::Demo(command) => return demo::demo(&host, &home, command),
         Command::Gc(args) => return gc::gc(&home, args),
         Command::Doctor(args) => return doctor::doctor(&host, home.path(), args),
         Command::Run(_)

@@ -12,8 +12,10 @@ use hotcell_base::text::shown;
 use hotcell_base::{Bytes, Outcome};
 use hotcell_cell::report::Timings;
 use hotcell_cell::{Builder, Cell, Host, Mode, MountRequest, Plan, RemoteEnd, Stdin, Wall};
+use hotcell_gate::leases;
+use hotcell_gate::permit::{self, View};
 use hotcell_gate::record::Kind;
-use hotcell_gate::{Gate, GateError, Home, Record, Request};
+use hotcell_gate::{Gate, GateError, Home, Permission, Ran, Record, Request};
 use hotcell_sys::signals::EndSignals;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
@@ -23,7 +25,7 @@ use crate::cli::{self, CellArgs, RunArgs, StartArgs};
 use crate::error::{During, Failure};
 use crate::explain;
 use crate::tee::Tee;
-use crate::{screen, template};
+use crate::{runs, screen, template};
 
 /// Runs a command and gives the exit code to pass on.
 pub(crate) fn run(args: &RunArgs, home: Option<PathBuf>) -> u8 {
@@ -44,11 +46,12 @@ pub(crate) fn run(args: &RunArgs, home: Option<PathBuf>) -> u8 {
 pub(crate) fn refusal(failure: &Failure) -> String {
     let record = match failure {
         Failure::Gate(error) => match &**error {
-            GateError::Run { record, .. } | GateError::Turn { record, .. } | GateError::Unrecorded { record, .. } => {
-                serde_json::to_value(&**record).ok()
-            }
-            // The record is of the template, not of this run.
-            GateError::Record(_) | GateError::Warm { .. } => None,
+            GateError::Run { record, .. }
+            | GateError::Turn { record, .. }
+            | GateError::Unrecorded { record, .. }
+            | GateError::Untold { record, .. } => serde_json::to_value(&**record).ok(),
+            // Nothing ran; or the record is of the template, not of this run.
+            _ => None,
         },
         _ => None,
     };
@@ -66,7 +69,7 @@ fn try_run(args: &RunArgs, home: Option<PathBuf>) -> Result<u8, Failure> {
     // A home that is not there yet has nothing to hide.
     let home_path = std::fs::canonicalize(&home_place.path).unwrap_or_else(|_| home_place.path.clone());
     if args.explain {
-        let plan = plan(args, &host, &home_path)?;
+        let plan = plan(args, &host, &home_path, &View::default())?;
         let text = if args.output.json { explain::json(&plan) } else { explain::text(&plan, args) };
         screen::answer(&text)?;
         return Ok(0);
@@ -76,38 +79,85 @@ fn try_run(args: &RunArgs, home: Option<PathBuf>) -> Result<u8, Failure> {
     // Before there is another thread.
     let remote = RemoteEnd::from(end_signals()?);
     let stdin = stdin(&args.stdin)?;
-    // Planned before the home is made, so that a wrong request leaves nothing; and again if it was not there to be hidden.
-    let planned = plan(args, &host, &home_path)?;
+    // Planned before the home is made, so that a wrong request leaves nothing; and again if it was not there to be hidden,
+    // or if a lease says what is to be seen.
+    let is_leased = args.permission.lease.is_some();
+    let planned = if is_leased { None } else { Some(plan(args, &host, &home_path, &View::default())?) };
     let home = home_place.open()?;
-    let plan = if home.path() == home_path { planned } else { plan(args, &host, home.path())? };
     crate::gc::sweep(&home);
-    let (plan, template) = template::begin(args, &host, &home, plan, &remote)?;
+    let gate = Gate::open(&home)?;
+    let (permission, view) = permission(&home, &gate, args.permission.lease.as_deref())?;
+    let plan = match planned {
+        Some(planned) if home.path() == home_path => planned,
+        _ => plan(args, &host, home.path(), &view)?,
+    };
+    let (plan, template) = template::begin(args, &host, &gate, &home, plan, &remote)?;
     let request = Request {
         stdin,
         name: args.records.name.clone(),
         labels: args.records.label.iter().cloned().collect(),
         template,
+        permission,
+        attempt_id: args.permission.attempt_id.clone(),
+        lasts: None,
     };
-    let (record, timings) = pass_the_gate(args, &home, &plan, request, &remote)?;
+    let Ran { record, report } = pass_the_gate(args, &gate, &plan, request, &remote)?;
+    let is_replayed = report.is_none();
+    if is_replayed && !args.output.json {
+        runs::replay(&home, &record)?;
+    }
     if args.output.json {
-        let text = serde_json::to_string_pretty(&record).expect("a record is plain data");
-        screen::answer(format!("{text}\n"))?;
+        screen::answer(as_json(&record, is_replayed))?;
     } else if !args.output.quiet {
-        screen::note(&ending(&record));
+        screen::note(&ending(&record, is_replayed));
     }
     if args.output.verbose {
-        screen::note(&timing(&timings));
+        screen::note(&lease_line(&record, is_leased));
+        if let Some(report) = &report {
+            screen::note(&timing(&report.timings));
+        }
     }
     Ok(record.exit_status())
 }
 
+/// The record of a run as `--json` prints it.
+pub(crate) fn as_json(record: &Record, is_replayed: bool) -> String {
+    let mut object = serde_json::to_value(record).expect("a record is plain data");
+    if is_replayed {
+        object["replayed"] = true.into();
+    }
+    format!("{object:#}\n")
+}
+
+/// The lease that was given, and what it says is to be seen; without one, the run's own.
+fn permission(home: &Home, gate: &Gate, lease: Option<&str>) -> Result<(Permission, View), Failure> {
+    let Some(name) = lease else { return Ok((Permission::Own, View::default())) };
+    let text = lease_text(home, name)?;
+    let view = permit::view(&text, gate.authority().policy().repos());
+    Ok((Permission::Lease(text), view))
+}
+
+/// The text of a lease that was given.
+pub(crate) fn lease_text(home: &Home, name: &str) -> Result<Vec<u8>, Failure> {
+    leases::text(home, name).map_err(|source| {
+        Failure::Gate(Box::new(GateError::Refused { command: format!("--lease {}", shown(name)), source }))
+    })
+}
+
+/// One line on what a run was let in by.
+pub(crate) fn lease_line(record: &Record, is_leased: bool) -> String {
+    let whose = if is_leased { "as given" } else { "its own, issued by your key from the policy" };
+    let lease = record.lease_id.as_ref().map_or("none", |id| id.as_str());
+    format!("lease    {lease}  {whose}\n         receipt {}/receipt.json", record.artifacts.display())
+}
+
 fn pass_the_gate(
     args: &RunArgs,
-    home: &Home,
+    gate: &Gate,
     plan: &Plan,
     request: Request,
     remote: &RemoteEnd,
-) -> Result<(Record, Timings), Failure> {
+) -> Result<Ran, Failure> {
     let mut tee = Tee::new(!args.output.json);
     if !args.output.quiet && !args.output.json {
         let walls: Vec<&str> =
@@ -115,14 +165,25 @@ fn pass_the_gate(
         let walls = walls.join(" ");
         tee.on_start = Some(Box::new(move |run| screen::note(&format!("started  {run}  walls: {walls}"))));
     }
-    let ran = Gate::of(home).run(plan, request, &mut tee, Some(remote));
+    let ran = gate.run(plan, request, &mut tee, Some(remote));
     tee.finish();
-    let (record, report) = ran?;
-    Ok((record, report.timings))
+    Ok(ran?)
 }
 
-fn plan(args: &RunArgs, host: &Host, home: &std::path::Path) -> Result<Plan, Failure> {
-    let builder = builder(&args.cell, &args.start, home)?.limits(args.limits.limits());
+fn plan(args: &RunArgs, host: &Host, home: &std::path::Path, view: &View) -> Result<Plan, Failure> {
+    let mut builder = builder(&args.cell, &args.start, home)?.limits(args.limits.limits());
+    builder = view.hide.iter().fold(builder, Builder::hide);
+    if args.cell.workspace.is_none() && args.cell.mount.is_empty() {
+        for (path, writable) in &view.show {
+            builder = builder.mount(MountRequest { source: path.clone(), target: path.clone(), writable: *writable });
+        }
+        // Where there is one place to be, that is where the command begins.
+        if let ([(path, _)], None) = (&view.show[..], &args.start.directory)
+            && path.is_dir()
+        {
+            builder = builder.current_dir(path);
+        }
+    }
     let program = args.template.as_deref().map(template::program).transpose()?;
     let words = program.map(OsString::from).into_iter().chain(args.command.iter().cloned());
     Ok(builder.command(words).plan(host)?)
@@ -260,7 +321,7 @@ pub(crate) fn pass_on(signals: EndSignals, mut to: impl FnMut(u8) + Send + 'stat
 }
 
 /// One line on how a run ended.
-pub(crate) fn ending(record: &Record) -> String {
+pub(crate) fn ending(record: &Record, is_replayed: bool) -> String {
     let how = match (record.outcome, record.exit_code, record.signal) {
         (Some(Outcome::Exited), Some(code), _) => format!("exit {code}"),
         (Some(Outcome::Signaled), _, Some(signal)) => format!("signal {signal}"),
@@ -271,7 +332,8 @@ pub(crate) fn ending(record: &Record) -> String {
         (None, ..) => "running".to_owned(),
     };
     let mut text = format!(
-        "ended    {}  {how}, wall {}, cpu {}, memory peak {}",
+        "{:<8} {}  {how}, wall {}, cpu {}, memory peak {}",
+        if is_replayed { "stored" } else { "ended" },
         record.run_id,
         crate::show_ms(record.wall_ms),
         crate::show_ms(record.cpu_ms),

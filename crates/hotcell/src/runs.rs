@@ -5,12 +5,16 @@ use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use hotcell_base::Bytes;
 use hotcell_base::text::shown;
+use hotcell_base::{Bytes, RunId};
+use hotcell_gate::authority::store;
 use hotcell_gate::live::LiveCell;
 use hotcell_gate::record::Kind;
 use hotcell_gate::session::Sessions;
-use hotcell_gate::{Home, Record, Runs, plain};
+use hotcell_gate::{Authority, AuthorityError, Home, Record, Runs, plain};
+use hotcell_ledger::{Event, Ids, News};
+use hotcell_store::{RunFilter, RunRow};
+use jiff::Timestamp;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
@@ -31,34 +35,52 @@ fn state(home: &Home, record: &Record) -> String {
 }
 
 pub(crate) fn ls(home: &Home, args: &LsArgs) -> Result<(), Failure> {
-    let wanted = |record: &Record| args.label.iter().all(|(key, value)| record.labels.get(key) == Some(value));
-    let runs: Vec<Record> = Runs::of(home).list()?.into_iter().filter(wanted).take(args.limit).collect();
+    let filter = RunFilter {
+        labels: args.label.clone(),
+        outcome: args.outcome.clone(),
+        since: args.since,
+        lease: args.lease.as_ref().map(ToString::to_string),
+        limit: Some(args.limit),
+        ..RunFilter::default()
+    };
+    let rows = store(home).and_then(|store| store.runs(&filter)).map_err(AuthorityError::from)?;
     if args.json {
-        return screen::answer(format!("{}\n", serde_json::to_string_pretty(&runs).expect("records are plain data")));
+        let runs = Runs::of(home);
+        let id = |row: &RunRow| row.run_id.parse().ok();
+        let records: Vec<Record> = rows.iter().filter_map(|row| runs.read(&id(row)?).ok()).collect();
+        return screen::answer(format!(
+            "{}\n",
+            serde_json::to_string_pretty(&records).expect("records are plain data")
+        ));
     }
-    if runs.is_empty() {
-        screen::note("no runs yet; start one: hotcell run -- echo hello");
+    if rows.is_empty() {
+        screen::note(match args.is_filtered() {
+            true => "no such runs; all of them: hotcell ls",
+            false => "no runs yet; start one: hotcell run -- echo hello",
+        });
         return Ok(());
     }
-    let mut rows = vec![["RUN", "NAME", "OUTCOME", "EXIT", "WALL", "MEMORY", "COMMAND"].map(str::to_owned).to_vec()];
-    for record in &runs {
-        let over = record.outcome.is_some();
-        let blank = |text: String| if over { text } else { String::new() };
-        rows.push(vec![
-            record.run_id.to_string(),
-            record.name.clone().unwrap_or_default(),
-            state(home, record),
-            blank(record.exit_status().to_string()),
-            blank(crate::show_ms(record.wall_ms)),
-            blank(Bytes(record.memory_peak_bytes).to_string()),
-            match record.kind {
-                Kind::Session => "(session)".to_owned(),
-                Kind::Template => format!("(template of {})", record.command.first().map_or("", String::as_str)),
-                Kind::Run | Kind::Exec => short(&record.command.join(" "), 60),
+    let mut table = vec![["RUN", "NAME", "OUTCOME", "EXIT", "WALL", "MEMORY", "COMMAND"].map(str::to_owned).to_vec()];
+    for row in rows {
+        let is_alive = |id: &str| {
+            let cell = id.parse().ok().and_then(|id| LiveCell::find(home, &id));
+            cell.is_some_and(|cell| cell.is_alive(home))
+        };
+        table.push(vec![
+            row.run_id.clone(),
+            shown(row.name.unwrap_or_default()),
+            row.outcome.unwrap_or_else(|| if is_alive(&row.run_id) { "running" } else { "unknown" }.to_owned()),
+            row.exit_status.map(|status| status.to_string()).unwrap_or_default(),
+            row.wall_ms.map(crate::show_ms).unwrap_or_default(),
+            row.memory_peak_bytes.map(|bytes| Bytes(bytes).to_string()).unwrap_or_default(),
+            match row.kind.as_str() {
+                "session" => "(session)".to_owned(),
+                "template" => format!("(template of {})", row.command.split(' ').next().unwrap_or_default()),
+                _ => short(&row.command, 60),
             },
         ]);
     }
-    screen::answer(screen::table(&rows))
+    screen::answer(screen::table(&table))
 }
 
 fn short(text: &str, len: usize) -> String {
@@ -88,6 +110,15 @@ pub(crate) fn show(home: &Home, args: &ShowArgs) -> Result<(), Failure> {
         row("label", format!("{}={}", shown(key), shown(value)));
     }
     row("command", record.command.join(" "));
+    if let Some(lease) = &record.lease_id {
+        row("lease", lease.to_string());
+    }
+    if let Some(intent) = &record.intent_id {
+        row("intent", shown(intent));
+    }
+    if let Some(attempt) = &record.attempt_id {
+        row("attempt", shown(attempt));
+    }
     row("outcome", state(home, &record));
     row("exit status", record.exit_status().to_string());
     if let Some(signal) = record.signal {
@@ -172,6 +203,14 @@ pub(crate) fn logs(home: &Home, args: &LogsArgs) -> Result<(), Failure> {
     }
 }
 
+/// Prints what a run wrote that was made before.
+pub(crate) fn replay(home: &Home, record: &Record) -> Result<(), Failure> {
+    let directory = Runs::of(home).directory(&record.run_id);
+    let open = |name: &str| plain::open(&directory.join(name)).ok();
+    copy(open("stdout.log").as_mut(), &mut io::stdout())?;
+    copy(open("stderr.log").as_mut(), &mut io::stderr())
+}
+
 fn copy(from: Option<&mut File>, to: &mut dyn Write) -> Result<(), Failure> {
     let Some(from) = from else { return Ok(()) };
     let failed = |source| Failure::Io { message: "cannot copy the log".to_owned(), hint: None, source };
@@ -189,7 +228,8 @@ pub(crate) fn rm(home: &Home, args: &RmArgs) -> Result<(), Failure> {
     let runs = Runs::of(home);
     // All are found before any is removed: a mistyped name removes nothing.
     let records: Vec<Record> = if args.all {
-        runs.list()?.into_iter().filter(|record| !is_running(home, record)).collect()
+        let all = runs.ids()?.into_iter().filter_map(|id| runs.read(&id).ok());
+        all.filter(|record| !is_running(home, record)).collect()
     } else {
         args.run.iter().map(|name| find(home, name)).collect::<Result<_, _>>()?
     };
@@ -200,16 +240,26 @@ pub(crate) fn rm(home: &Home, args: &RmArgs) -> Result<(), Failure> {
             hint: format!("end it first: hotcell stop {}", record.run_id),
         });
     }
+    if records.is_empty() {
+        return Ok(());
+    }
+    let authority = Authority::open(home)?;
     for record in &records {
         if is_running(home, record) {
             end(home, record)?;
         }
         // With a session, what ran in it.
-        let all = if record.kind == Kind::Session { runs.list()? } else { Vec::new() };
-        for exec in all.iter().filter(|exec| exec.session.as_ref() == Some(&record.run_id)) {
-            runs.remove(&exec.run_id)?;
+        let below = RunFilter { session: Some(record.run_id.to_string()), ..RunFilter::default() };
+        let is_session = record.kind == Kind::Session;
+        let below =
+            if is_session { authority.store()?.runs(&below).map_err(AuthorityError::from)? } else { Vec::new() };
+        let below = below.iter().filter_map(|row| row.run_id.parse::<RunId>().ok());
+        for id in below.chain([record.run_id.clone()]).filter(|id| runs.directory(id).exists()) {
+            // Told first: what is gone without a word would be a hole.
+            let ids = Ids { run_id: Some(id.clone()), ..Ids::default() };
+            authority.tell(vec![News::new(Event::ExecRemoved, Timestamp::now(), ids, serde_json::Value::Null)])?;
+            runs.remove(&id)?;
         }
-        runs.remove(&record.run_id)?;
         screen::note(&format!("removed {}", record.run_id));
     }
     Ok(())

@@ -22,7 +22,7 @@ use serde_json::json;
 use crate::cli::{CreateArgs, ExecArgs, LsArgs};
 use crate::error::{During, Failure};
 use crate::tee::Tee;
-use crate::{run, screen};
+use crate::{run, runs, screen};
 
 /// What a host tells whoever started it.
 #[derive(Serialize, Deserialize)]
@@ -209,7 +209,13 @@ fn try_exec(args: &ExecArgs, home: Option<PathBuf>) -> Result<u8, Failure> {
         ..Exec::default()
     };
     let labels = args.records.label.iter().cloned().collect();
-    let request = ExecRequest::new(&exec, args.limits.changes()).named(args.records.name.clone(), labels);
+    let lease = args.permission.lease.as_deref().map(|name| run::lease_text(&home, name)).transpose()?;
+    // What is no text is no lease; it is for the gate to say so.
+    let lease = lease.map(|text| String::from_utf8_lossy(&text).into_owned());
+    let is_leased = lease.is_some();
+    let request = ExecRequest::new(&exec, args.limits.changes())
+        .named(args.records.name.clone(), labels)
+        .leased(lease, args.permission.attempt_id.clone());
     let (stdout, stderr) = (std::io::stdout(), std::io::stderr());
     // The record takes the output's place.
     let shown = if args.output.json { [nothing.as_fd(); 2] } else { [stdout.as_fd(), stderr.as_fd()] };
@@ -221,14 +227,20 @@ fn try_exec(args: &ExecArgs, home: Option<PathBuf>) -> Result<u8, Failure> {
         Told::Started(run_id) if !is_quiet => screen::note(&format!("started  {run_id}  in {}", args.session)),
         Told::Busy(_) | Told::Started(_) => {}
     })?;
+    let is_replayed = ran.timings.is_none();
+    if is_replayed && !args.output.json {
+        runs::replay(&home, &ran.record)?;
+    }
     if args.output.json {
-        let text = serde_json::to_string_pretty(&ran.record).expect("a record is plain data");
-        screen::answer(format!("{text}\n"))?;
+        screen::answer(run::as_json(&ran.record, is_replayed))?;
     } else if !args.output.quiet {
-        screen::note(&run::ending(&ran.record));
+        screen::note(&run::ending(&ran.record, is_replayed));
     }
     if args.output.verbose {
-        screen::note(&run::timing(&ran.timings));
+        screen::note(&run::lease_line(&ran.record, is_leased));
+        if let Some(timings) = &ran.timings {
+            screen::note(&run::timing(timings));
+        }
     }
     // Nothing of it ran that could have said so.
     let missing = match ran.record.outcome {

@@ -32,13 +32,14 @@ pub(crate) fn program(name: &str) -> Result<String, Failure> {
 pub(crate) fn begin(
     args: &RunArgs,
     host: &Host,
+    gate: &Gate,
     home: &Home,
     plan: Plan,
     remote: &RemoteEnd,
 ) -> Result<(Plan, Option<TemplateRecord>), Failure> {
     let Some(name) = &args.template else { return Ok((plan, None)) };
     let warm = template::python(surroundings(args, home)?, &program(name)?, &args.import).plan(host)?;
-    let found = Templates::of(home).get(&Gate::of(home), &warm, template::PYTHON_TRIAL, Some(remote))?;
+    let found = Templates::of(home).get(gate, &warm, template::PYTHON_TRIAL, Some(remote))?;
     if !found.was_kept && !args.output.quiet && !args.output.json {
         let bytes = Bytes(found.template.snapshot().bytes());
         let kept = if found.is_kept { "and kept for the next runs" } else { "and cannot be kept" };

@@ -384,7 +384,7 @@ fn a_child_ends_with_its_parent_and_grants_no_more() {
     let parent = world.lease(1);
     world.texts.insert(id(1), parent.to_text());
     let good = child(&world, |_| {});
-    assert_eq!(world.verify(&good.to_text()).expect("it holds").ancestors(), [id(1)]);
+    assert_eq!(world.verify(&good.to_text()).expect("it holds").ancestors(), [(id(1), 3)]);
     let name = id(1);
     let wider = |change: &dyn Fn(&mut Draft), reason: &str| {
         world.refuses(&child(&world, change), &format!("Parent lease {name}: does not grant {reason}"));

@@ -114,6 +114,11 @@ pub trait Observer {
         Ok(())
     }
 
+    /// Whether it may go on: if not, how it ends. Asked before it begins and every 20 ms after that.
+    fn lapsed(&mut self) -> Option<hotcell_base::Outcome> {
+        None
+    }
+
     /// Whether more can be taken now; while not, the command waits, and its limits go on.
     fn ready(&mut self) -> bool {
         true

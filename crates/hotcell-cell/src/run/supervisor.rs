@@ -160,6 +160,11 @@ impl<'a> Supervisor<'a> {
                 self.end_cell();
             }
             if now >= next_tick {
+                if self.ending.is_none()
+                    && let Some(outcome) = observer.lapsed()
+                {
+                    self.end(outcome, None);
+                }
                 self.tick();
                 next_tick = Instant::now() + TICK;
             }

@@ -46,8 +46,8 @@ pub struct Root {
 pub struct Ran {
     /// Its record.
     pub record: Record,
-    /// Where the time went.
-    pub timings: Timings,
+    /// Where the time went; none if the attempt was made before, and nothing ran now.
+    pub timings: Option<Timings>,
 }
 
 impl Client {
@@ -93,7 +93,7 @@ impl Client {
                 Answer::Ended => {
                     let memory = fds.pop().ok_or_else(|| self.out_of_turn())?;
                     let done: Done = wire::from_memory(memory).map_err(failed("the answer cannot be read"))?;
-                    return Ok(Ran { record: done.record, timings: wire::timings(done.timings_us) });
+                    return Ok(Ran { record: done.record, timings: done.timings_us.map(wire::timings) });
                 }
                 Answer::Root { .. } | Answer::Status(_) => return Err(self.out_of_turn()),
             }

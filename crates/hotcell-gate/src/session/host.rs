@@ -21,8 +21,9 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::wire::{self, Answer, Ask, Done, ExecRequest, Refusal, Status};
 use super::{Claim, Life, SessionError, Sessions, failed};
-use crate::door::{Ending, Gate, GateError, Request, Viewer};
+use crate::door::{Admitted, Ending, Gate, GateError, Ran, Request, Viewer};
 use crate::home::Home;
+use crate::permit::Permission;
 use crate::record::Record;
 
 /// How often a session that has nothing to do looks whether its cell is still there.
@@ -156,8 +157,8 @@ pub fn host(
     ready: impl FnOnce(&Record, Stopper),
 ) -> Result<Record, SessionError> {
     let claim = Sessions::of(home).claim(name)?;
-    let gate = Gate::of(home);
-    let request = Request { name: Some(name.to_owned()), labels, ..Request::default() };
+    let gate = Gate::open(home).map_err(Box::new)?;
+    let request = Request { name: Some(name.to_owned()), labels, lasts: Some(life.total), ..Request::default() };
     let (mut session, admitted) = gate.open_session(plan, &request, None).map_err(Box::new)?;
     let id = admitted.record().run_id.clone();
     let listening = listen_at(&claim, &id, &session, life);
@@ -171,7 +172,7 @@ pub fn host(
         }
     };
     ready(admitted.record(), Stopper(Arc::clone(&shared)));
-    let ending = serve((&gate, &id), &mut session, &shared, &to_do, edge);
+    let ending = serve((home, &admitted), &mut session, &shared, &to_do, edge);
     // Nobody finds it from here on.
     drop(claim);
     Ok(admitted.close(session, &ending).map_err(Box::new)?)
@@ -209,7 +210,7 @@ fn listen_at(
 
 /// Runs commands until the session ends: why.
 fn serve(
-    (gate, id): (&Gate, &RunId),
+    (home, admitted): (&Home, &Admitted<'_>),
     session: &mut Session,
     shared: &Shared,
     to_do: &Receiver<Job>,
@@ -221,7 +222,7 @@ fn serve(
         match to_do.recv_timeout(wait) {
             Ok(Job::Exec(job)) => {
                 shared.state().n_waiting -= 1;
-                run((gate, id), session, shared, *job, edge);
+                run((home, admitted), session, shared, *job, edge);
             }
             Ok(Job::Stop) | Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => unreachable!("we hold a sender"),
@@ -240,6 +241,9 @@ fn serve(
             return timeout("idle");
         }
         drop(state);
+        if let Some(outcome) = admitted.lapsed() {
+            return Ending { outcome, limit: None, error: None };
+        }
         if !session.is_alive() {
             let error = Some("its first process was killed".to_owned());
             return Ending { outcome: Outcome::Killed, limit: None, error };
@@ -247,7 +251,13 @@ fn serve(
     }
 }
 
-fn run((gate, id): (&Gate, &RunId), session: &mut Session, shared: &Shared, job: ExecJob, edge: &dyn Edge) {
+fn run(
+    (home, admitted): (&Home, &Admitted<'_>),
+    session: &mut Session,
+    shared: &Shared,
+    job: ExecJob,
+    edge: &dyn Edge,
+) {
     let ExecJob { request, streams, socket, remote: (remote, remote_end), progress } = job;
     if !progress.decide(BEGAN) {
         return;
@@ -272,8 +282,13 @@ fn run((gate, id): (&Gate, &RunId), session: &mut Session, shared: &Shared, job:
     let [stdin, stdout, stderr] = streams;
     let window = edge.window(stdout, stderr, Arc::clone(&progress.is_client_gone));
     let mut pane = Pane { window, socket: &socket };
-    let request = Request { stdin: Stdin::From(stdin), name: request.name, labels: request.labels, template: None };
-    let ran = gate.exec((session, id), &plan, request, &mut pane, Some(&remote_end));
+    let ExecRequest { name, labels, lease, attempt_id, .. } = request;
+    let permission = lease.map_or(Permission::Own, |lease| Permission::Lease(lease.into_bytes()));
+    let stdin = Stdin::From(stdin);
+    let request = Request { stdin, name, labels, permission, attempt_id, ..Request::default() };
+    // Opened for each: keys, trust and policy are what they are now.
+    let ran =
+        Gate::open(home).and_then(|gate| gate.exec((session, admitted), &plan, request, &mut pane, Some(&remote_end)));
     {
         let mut state = shared.state();
         state.running = None;
@@ -281,8 +296,8 @@ fn run((gate, id): (&Gate, &RunId), session: &mut Session, shared: &Shared, job:
     }
     let window = pane.window;
     let (end, memory) = match ran {
-        Ok((record, report)) => {
-            let done = Done { record, timings_us: wire::micros(&report.timings) };
+        Ok(Ran { record, report }) => {
+            let done = Done { record, timings_us: report.map(|report| wire::micros(&report.timings)) };
             (Answer::Ended, wire::in_memory(&done).ok())
         }
         Err(error) => (Answer::Refused(edge.explain_gate(error)), None),

@@ -56,8 +56,8 @@ pub(super) enum Answer {
 #[derive(Serialize, Deserialize)]
 pub(super) struct Done {
     pub(super) record: Record,
-    /// Of prepare, walls, run and collect.
-    pub(super) timings_us: [u64; 4],
+    /// Of prepare, walls, run and collect; none if the attempt was made before, and nothing ran now.
+    pub(super) timings_us: Option<[u64; 4]>,
 }
 
 /// Why a command did not run.
@@ -93,6 +93,9 @@ pub struct ExecRequest {
     limits: LimitChanges,
     pub(super) name: Option<String>,
     pub(super) labels: std::collections::BTreeMap<String, String>,
+    /// The text of the lease it is to run under; its own, if none.
+    pub(super) lease: Option<String>,
+    pub(super) attempt_id: Option<String>,
 }
 
 /// Limits of a command that differ from its session's.
@@ -138,12 +141,19 @@ impl ExecRequest {
             limits,
             name: None,
             labels: Default::default(),
+            lease: None,
+            attempt_id: None,
         }
     }
 
     /// The same, with what it can be found by.
     pub fn named(self, name: Option<String>, labels: std::collections::BTreeMap<String, String>) -> ExecRequest {
         ExecRequest { name, labels, ..self }
+    }
+
+    /// The same, under this lease and as this attempt.
+    pub fn leased(self, lease: Option<String>, attempt_id: Option<String>) -> ExecRequest {
+        ExecRequest { lease, attempt_id, ..self }
     }
 
     pub(super) fn exec(&self, session: &Limits) -> Exec {
