@@ -7,7 +7,8 @@
 //! ```
 //!
 //! The first word is a program. What counts is the file that would be executed: a pattern with a slash names that file, one
-//! without a slash names whatever the caller's search finds under that name. `python3` in a directory the guest can
+//! without a slash names whatever the caller's search finds under that name. Links of the file itself are not followed: one
+//! file may be many programs, by the name it is called by. `python3` in a directory the guest can
 //! write is another file than `python3` of the system, so it is another program.
 
 use std::fmt;
@@ -57,7 +58,7 @@ pub struct Command<'a> {
     pub program: &'a Path,
 }
 
-/// Finds the file that a bare word stands for, as the command's own first word was looked for.
+/// Finds the file that a first word stands for, as the command's own was looked for: a word with a slash is a path.
 pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<PathBuf>;
 
 impl CommandPattern {
@@ -67,7 +68,6 @@ impl CommandPattern {
         let Some((program, words)) = self.words.split_first() else { return self.open };
         let is_program = match program {
             Word::Any => true,
-            Word::Is(name) if name.contains('/') => command.program == Path::new(name),
             Word::Is(name) => lookup(name).is_some_and(|found| found == command.program),
         };
         let fits = if self.open { arguments.len() >= words.len() } else { arguments.len() == words.len() };
@@ -114,6 +114,11 @@ impl CommandPattern {
             Some(Word::Is(program)) => Some(program),
             _ => None,
         }
+    }
+
+    /// The same, with any further words.
+    pub fn and_more(self) -> CommandPattern {
+        CommandPattern { open: true, ..self }
     }
 
     /// The pattern of exactly these words.

@@ -365,6 +365,15 @@ fn is_command_directory(path: &Path) -> bool {
     matches!(directory, Some(b"bin" | b"sbin" | b"libexec" | b"shims"))
 }
 
+/// A path whose directory has no links in it; the file itself may be one, and goes by its own name.
+pub fn in_real_directory(path: &Path) -> PathBuf {
+    let real = path.parent().and_then(|directory| fs::canonicalize(directory).ok());
+    match (real, path.file_name()) {
+        (Some(directory), Some(name)) => directory.join(name),
+        _ => normal(path),
+    }
+}
+
 /// A path without `.` and `..`, worked out on the text alone, as the kernel would without links.
 pub fn normal(path: &Path) -> PathBuf {
     let mut normal = PathBuf::new();

@@ -834,12 +834,15 @@ impl Plan {
         &self.asked
     }
 
-    /// What a word would be as the first of a command: the file that this plan's search finds under that name.
+    /// What a word would be as the first of a command: the file that this plan's search finds under that name, by the
+    /// real path of its directory. Of a file that is not there, what it would be called.
     pub fn find(&self, word: &OsStr) -> Option<PathBuf> {
-        if self.is_exec {
-            return candidates(&self.env, &self.cwd, word).into_iter().next();
-        }
-        needs::find(&self.host, word, &self.cwd).ok()
+        let found = if self.is_exec {
+            candidates(&self.env, &self.cwd, word).into_iter().next()
+        } else {
+            needs::find(&self.host, word, &self.cwd).ok()
+        };
+        found.map(|path| needs::in_real_directory(&path))
     }
 
     /// The same plan with limits that are narrower.

@@ -5,6 +5,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use hotcell_authority::lease::DraftError;
 use hotcell_authority::policy::POLICY_BYTES_MAX;
@@ -67,6 +68,8 @@ pub struct Authority {
     policy: Policy,
     ledger: Ledger,
     here: Audience,
+    /// Opened when it is first asked for: most runs need nothing of it.
+    store: Mutex<Option<Store>>,
 }
 
 impl Authority {
@@ -78,7 +81,8 @@ impl Authority {
         let id = format!("{:016x}", crate::door::random());
         let ledger = Ledger::open(&ledger_place(home), &id, &ring.key, now)?;
         let here = Audience { home: Some(ledger.id().to_owned()), host: host_id(), boot: Some(boot_id()) };
-        let authority = Authority { home: home.clone(), ring, policy, ledger, here };
+        let store = Mutex::new(None);
+        let authority = Authority { home: home.clone(), ring, policy, ledger, here, store };
         if authority.ring.is_new {
             let ids = Ids { kid: Some(authority.ring.key.id().clone()), ..Ids::default() };
             let details = json!({ "role": "human", "public": authority.ring.key.public() });
@@ -112,9 +116,17 @@ impl Authority {
         Ok(self.ledger.append(news, &self.ring.key, Durability::Synced)?)
     }
 
-    /// The store, up to date.
-    pub fn store(&self) -> Result<Store, AuthorityError> {
-        Ok(store(&self.home)?)
+    /// Asks the store, which is up to date then.
+    pub fn with_store<T>(&self, ask: impl FnOnce(&mut Store) -> Result<T, StoreError>) -> Result<T, AuthorityError> {
+        let mut held = self.store.lock().unwrap_or_else(PoisonError::into_inner);
+        let store = match held.as_mut() {
+            Some(store) => {
+                store.catch_up()?;
+                store
+            }
+            None => held.insert(store(&self.home)?),
+        };
+        Ok(ask(store)?)
     }
 }
 

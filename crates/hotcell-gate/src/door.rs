@@ -10,6 +10,7 @@
 //! What cannot be told does not run. Killed between any two steps, a run is never started twice under one attempt, and
 //! whatever is not known of it is said to be unknown.
 
+use std::cell::{Cell, RefCell};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -26,6 +27,7 @@ use hotcell_cell::plan::Workspace;
 use hotcell_cell::run::Traces;
 use hotcell_cell::template::{Template, TemplateError};
 use hotcell_cell::{Observer, Plan, RemoteEnd, Report, RunError, Session, Stdin, Stream};
+use hotcell_ledger::News;
 use hotcell_store::{Reservation, Reserved};
 use jiff::{SignedDuration, Timestamp};
 
@@ -38,7 +40,7 @@ use crate::leases::IssueError;
 use crate::live::{Hold, LiveCell, ProcessName};
 use crate::permit::{Permission, Permit};
 use crate::queue::Turn;
-use crate::record::{Kind, Record, RecordError, Runs, TemplateRecord, WorkspaceRecord, replace};
+use crate::record::{Kind, Record, RecordError, Runs, TemplateRecord, WorkspaceRecord, write_new};
 
 /// A request to run something.
 #[derive(Debug, Default)]
@@ -198,8 +200,10 @@ impl Gate {
         };
         recorder.turn = Some(turn);
         let ran = plan.run_with(&admitted.group, request.stdin, &mut recorder, remote);
-        drop(recorder);
-        admitted.settle(ran)
+        match recorder.refused.take() {
+            Some(error) => Err(admitted.unmade(error)),
+            None => admitted.settle(ran),
+        }
     }
 
     /// Runs a command in a session and leaves a `runs/<id>/` of its own behind.
@@ -220,8 +224,10 @@ impl Gate {
             Err(error) => return Err(admitted.unrecordable(error)),
         };
         let ran = session.exec_with(&plan, request.stdin, &mut recorder, remote);
-        drop(recorder);
-        admitted.settle(ran)
+        match recorder.refused.take() {
+            Some(error) => Err(admitted.unmade(error)),
+            None => admitted.settle(ran),
+        }
     }
 
     /// Loads a program to begin from, and leaves a `runs/<id>/` behind as any run does; see [`Template::warm`].
@@ -244,7 +250,9 @@ impl Gate {
         };
         recorder.turn = Some(turn);
         let warmed = Template::warm_as(&plan, &admitted.group, memory, trial, &mut recorder, remote);
-        drop(recorder);
+        if let Some(error) = recorder.refused.take() {
+            return Err(admitted.unmade(error));
+        }
         admitted.record.ended_at = Some(Timestamp::now());
         match warmed {
             Ok((template, report)) => {
@@ -283,17 +291,18 @@ impl Gate {
             Err(error) => return Err(admitted.unrecordable(error)),
         };
         recorder.turn = Some(turn);
-        match Session::open_as(plan.clone(), &admitted.group, &mut recorder) {
+        // Its commands come later, each told by itself.
+        let opened = match admitted.open() {
+            Ok(()) => Session::open_as((*plan).clone(), &admitted.group, &mut recorder),
+            Err(error) => return Err(admitted.unmade(error)),
+        };
+        match opened {
             Ok(session) => {
-                drop(recorder);
                 admitted.record.isolation = Some((&session.isolation()).into());
                 self.runs.write(&admitted.record)?;
                 Ok((session, *admitted))
             }
-            Err(error) => {
-                drop(recorder);
-                Err(admitted.settle(Err(error)).err().unwrap_or_else(|| unreachable!("it failed")))
-            }
+            Err(error) => Err(admitted.settle(Err(error)).err().unwrap_or_else(|| unreachable!("it failed"))),
         }
     }
 
@@ -336,24 +345,11 @@ impl Gate {
         let cell = Live { home: &self.home, id: record.run_id.clone() };
         // The cell first: a record without an end and without a cell is one whose hotcell is gone.
         live.write(&self.home)?;
-        self.runs.write(&record)?;
-        let path = record.artifacts.join("lease.json");
-        fs::write(&path, &permit.text).map_err(|source| RecordError::Write { path, source })?;
         let mut news = permit.news.clone();
         news.push(evidence::started(&record, &plan, &permit, &request_digest));
-        match self.authority.tell(news) {
-            Ok(head) => {
-                let admitted =
-                    Admitted { gate: self, record, group, live, cell, permit, lapse, told: head.seq, _hold: hold };
-                Ok(Entry::Now(Box::new(admitted), plan))
-            }
-            Err(error) => {
-                // It never was: nothing is left of it.
-                drop(cell);
-                let _gone = fs::remove_dir_all(&record.artifacts);
-                Err(error.into())
-            }
-        }
+        let opening = Opening { news: RefCell::new(news), told: Cell::new(None) };
+        let admitted = Admitted { gate: self, record, group, live, cell, permit, lapse, opening, _hold: hold };
+        Ok(Entry::Now(Box::new(admitted), Box::new(plan)))
     }
 
     /// Takes one run of the lease, and the attempt's name; if that attempt was made before, what came of it.
@@ -386,8 +382,8 @@ impl Gate {
             leases: &leases,
             now: record.started_at,
         };
-        let mut store = self.authority.store().map_err(GateError::from).map_err(unmade)?;
-        let reserved = store.reserve(&wanted).map_err(AuthorityError::from).map_err(GateError::from).map_err(unmade)?;
+        let reserved = self.authority.with_store(|store| store.reserve(&wanted));
+        let reserved = reserved.map_err(GateError::from).map_err(unmade)?;
         let refused = |source: Refusal| {
             let asked = serde_json::json!({ "command": hotcell_ledger::redact::command(&record.command) });
             let news = crate::leases::checked_news(&permit.text, &Err(source), &asked);
@@ -493,22 +489,29 @@ pub struct Admitted<'a> {
     cell: Live<'a>,
     permit: Permit,
     lapse: Lapse,
-    /// The last entry that was told of its beginning.
-    told: u64,
+    opening: Opening,
     _hold: Hold,
+}
+
+/// What is told of a run before its command may begin.
+#[derive(Debug)]
+struct Opening {
+    news: RefCell<Vec<News>>,
+    /// The last entry of it, once it was told.
+    told: Cell<Option<u64>>,
 }
 
 /// How a request is let in.
 enum Entry<'a> {
     /// To run now, by this plan.
-    Now(Box<Admitted<'a>>, Plan),
+    Now(Box<Admitted<'a>>, Box<Plan>),
     /// It ran before.
     Before(Box<Record>),
 }
 
 impl<'a> Entry<'a> {
     /// For what has no attempt's name, and so never was before.
-    fn now(self) -> (Box<Admitted<'a>>, Plan) {
+    fn now(self) -> (Box<Admitted<'a>>, Box<Plan>) {
         match self {
             Entry::Now(admitted, plan) => (admitted, plan),
             Entry::Before(_) => unreachable!("an attempt without a name is new"),
@@ -531,8 +534,26 @@ impl Admitted<'_> {
         self.lapse.check()
     }
 
+    /// Puts it on record and tells the ledger, once. When this returns, neither can be taken back.
+    fn open(&self) -> Result<(), GateError> {
+        if self.opening.told.get().is_none() {
+            self.gate.runs.begin(&self.record)?;
+            let head = self.gate.authority.tell(self.opening.news.take())?;
+            self.opening.told.set(Some(head.seq));
+        }
+        Ok(())
+    }
+
     fn recorder<'a>(&'a self, plan: &'a Plan, viewer: &'a mut dyn Viewer) -> Result<Recorder<'a>, RecordError> {
-        Recorder::new(&self.record, plan.workspace(), viewer, &self.lapse)
+        Recorder::new(self, plan.workspace(), viewer)
+    }
+
+    /// Undoes what was made for a run that was not let begin: nothing is left of it but what was told.
+    fn unmade(self, error: GateError) -> GateError {
+        let Admitted { record, cell, .. } = self;
+        let _gone = fs::remove_dir_all(&record.artifacts);
+        drop(cell);
+        error
     }
 
     /// Ends a run whose output cannot be kept before it began.
@@ -603,12 +624,12 @@ impl Admitted<'_> {
     }
 
     fn end(self, ran: Result<(), RunError>) -> Result<Record, GateError> {
-        let Admitted { gate, record, live, cell, permit, told, .. } = self;
+        let Admitted { gate, record, live, cell, permit, opening, .. } = self;
         let key = &gate.authority.ring().key;
         let written = gate.runs.write(&record).and_then(|meta| {
-            replace(&record.artifacts.join("exit_code.txt"), record.exit_status().to_string().as_bytes())?;
-            let receipt = evidence::receipt(&record, &meta, &permit.text, told, key).to_text();
-            replace(&record.artifacts.join("receipt.json"), &receipt)?;
+            write_new(&record.artifacts.join("exit_code.txt"), record.exit_status().to_string().as_bytes())?;
+            let receipt = evidence::receipt(&record, &meta, &permit.text, opening.told.get(), key).to_text();
+            write_new(&record.artifacts.join("receipt.json"), &receipt)?;
             Ok(receipt)
         });
         let receipt = match written {
@@ -619,7 +640,10 @@ impl Admitted<'_> {
                 return Err(GateError::Unrecorded { record: Box::new(record), source });
             }
         };
-        if let Err(source) = gate.authority.tell(evidence::ended(&record, Some(&receipt), false)) {
+        // One that failed before its command could begin has both to be told.
+        let mut news = opening.news.take();
+        news.extend(evidence::ended(&record, Some(&receipt), false));
+        if let Err(source) = gate.authority.tell(news) {
             // The next start tells it.
             cell.keep();
             return Err(GateError::Untold { record: Box::new(record), source });
@@ -689,36 +713,36 @@ impl Drop for Live<'_> {
 
 /// Writes the logs.
 struct Recorder<'a> {
-    record: &'a Record,
+    admitted: &'a Admitted<'a>,
     workspace: Option<&'a Workspace>,
     stdout: File,
     stderr: File,
     viewer: &'a mut dyn Viewer,
-    lapse: &'a Lapse,
     /// Held until the cell stands.
     turn: Option<Turn>,
+    /// Why it was not let begin.
+    refused: Option<GateError>,
 }
 
 impl<'a> Recorder<'a> {
     fn new(
-        record: &'a Record,
+        admitted: &'a Admitted<'a>,
         workspace: Option<&'a Workspace>,
         viewer: &'a mut dyn Viewer,
-        lapse: &'a Lapse,
     ) -> Result<Recorder<'a>, RecordError> {
         let log = |name: &str| {
-            let path = record.artifacts.join(name);
+            let path = admitted.record.artifacts.join(name);
             File::options().append(true).create(true).open(&path).map_err(|source| RecordError::Write { path, source })
         };
         let (stdout, stderr) = (log("stdout.log")?, log("stderr.log")?);
-        Ok(Recorder { record, workspace, stdout, stderr, viewer, lapse, turn: None })
+        Ok(Recorder { admitted, workspace, stdout, stderr, viewer, turn: None, refused: None })
     }
 }
 
 impl Observer for Recorder<'_> {
     fn proven(&mut self) {
         self.turn = None;
-        self.viewer.started(&self.record.run_id);
+        self.viewer.started(&self.admitted.record.run_id);
     }
 
     fn output(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
@@ -732,13 +756,24 @@ impl Observer for Recorder<'_> {
 
     fn changed(&mut self, changes: &Changes, layer: &Layer) -> io::Result<()> {
         match self.workspace {
-            Some(workspace) => diff::keep(&self.record.artifacts, &self.record.run_id, workspace, changes, layer),
+            Some(workspace) => {
+                let record = &self.admitted.record;
+                diff::keep(&record.artifacts, &record.run_id, workspace, changes, layer)
+            }
             None => Ok(()),
         }
     }
 
+    fn cleared(&mut self) -> io::Result<()> {
+        self.admitted.open().map_err(|error| {
+            let text = chain(&error);
+            self.refused = Some(error);
+            io::Error::other(text)
+        })
+    }
+
     fn lapsed(&mut self) -> Option<Outcome> {
-        self.lapse.check()
+        self.admitted.lapse.check()
     }
 
     fn ready(&mut self) -> bool {

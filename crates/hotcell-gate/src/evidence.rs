@@ -140,7 +140,7 @@ fn limits(limits: &Limits) -> Value {
 }
 
 /// The receipt of a run that is over: which files it left, and what they are the result of.
-pub(crate) fn receipt(record: &Record, meta: &[u8], lease: &[u8], ledger_seq: u64, key: &SecretKey) -> Envelope {
+pub(crate) fn receipt(record: &Record, meta: &[u8], lease: &[u8], told: Option<u64>, key: &SecretKey) -> Envelope {
     let file = |name: &str, sha256: String| (name.to_owned(), sha256);
     // What was kept is less than what came, if it was cut.
     let log = |name: &str, sha256: &str, truncated: bool| {
@@ -154,7 +154,6 @@ pub(crate) fn receipt(record: &Record, meta: &[u8], lease: &[u8], ledger_seq: u6
         log("stderr.log", &record.stderr_sha256, record.stderr_truncated),
         file("exit_code.txt", of(record.exit_status().to_string().as_bytes())),
         file("meta.json", of(meta)),
-        file("lease.json", of(lease)),
     ];
     let manifest = record.artifacts.join("diff/manifest.json");
     if let Some(sha256) = File::open(manifest).ok().and_then(|manifest| blobs::digest(&manifest).ok()) {
@@ -179,7 +178,8 @@ pub(crate) fn receipt(record: &Record, meta: &[u8], lease: &[u8], ledger_seq: u6
         "usage": usage(record),
         "started_at": record.started_at,
         "ended_at": record.ended_at,
-        "ledger": { "id": record.ledger, "started_before_seq": ledger_seq },
+        "lease_digest": digest(lease),
+        "ledger": { "id": record.ledger, "started_at_seq": told },
     });
     Statement::new(files, predicate).sign(key)
 }

@@ -17,12 +17,13 @@ use hotcell_authority::{
     verify,
 };
 use hotcell_base::LeaseId;
+use hotcell_ledger::file::{Position, read_from};
 use hotcell_ledger::{Event, Ids, News};
 use hotcell_store::Store;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
-use crate::authority::{Authority, AuthorityError};
+use crate::authority::{Authority, AuthorityError, ledger_place};
 use crate::home::Home;
 use crate::plain;
 use crate::record::RecordError;
@@ -168,8 +169,8 @@ impl<'a> Leases<'a> {
         ask: Option<&Ask<'_>>,
         asked: &Value,
     ) -> Result<Result<ValidLease, Refusal>, AuthorityError> {
-        let store = self.authority.store()?;
-        let checked = self.verify(text, ask, &Records { leases: *self, store: Some(&store) }, Timestamp::now());
+        let check = |store: &mut Store| Ok(self.verify(text, ask, &self.records(Some(store)), Timestamp::now()));
+        let checked = self.authority.with_store(check)?;
         self.authority.tell(vec![checked_news(text, &checked, asked)])?;
         Ok(checked)
     }
@@ -221,6 +222,20 @@ pub fn text(home: &Home, name: &str) -> Result<Vec<u8>, Refusal> {
         Ok(file) if file.is_file() => fs::read(path).map_err(|_| Refusal::NotFound),
         _ => Err(Refusal::NotFound),
     }
+}
+
+/// The text of a lease, wherever this home has it: one that a run issued itself is in the ledger alone.
+pub fn told_text(home: &Home, name: &str) -> Result<Vec<u8>, Refusal> {
+    let (Err(Refusal::NotFound), Ok(id)) = (text(home, name), name.parse::<LeaseId>()) else { return text(home, name) };
+    let mut found = None;
+    let read = read_from(&ledger_place(home), Position::default(), |entry, _| {
+        if entry.ids.lease_id.as_ref() == Some(&id) && entry.event == Event::LeaseIssued.name() {
+            found = entry.details.get("lease").and_then(Value::as_str).map(|text| text.as_bytes().to_vec());
+        }
+        found.is_none()
+    });
+    // What cannot be read has not been found.
+    read.ok().and(found).ok_or(Refusal::NotFound)
 }
 
 /// Where a lease of this home is.
@@ -282,6 +297,8 @@ impl Issued {
             "commands": commands,
             "policy_digest": lease.policy_digest,
             "lease_digest": hotcell_authority::digest(&self.text),
+            // One that a run issued itself is kept nowhere else.
+            "lease": self_issued.then(|| String::from_utf8_lossy(&self.text)),
             "clamped_from_s": self.clamped_from.map(|lasts| lasts.as_secs()),
         });
         News::new(Event::LeaseIssued, lease.issued_at, ids, details)

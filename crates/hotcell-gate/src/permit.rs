@@ -15,8 +15,9 @@ use hotcell_authority::{
     Access, Ask, Command, CommandPattern, Lease, PathScope, Refusal, Repos, Scope, Terms, ValidLease,
 };
 use hotcell_base::text::{shown, shown_path};
-use hotcell_cell::Plan;
+use hotcell_cell::{Plan, needs};
 use hotcell_ledger::{News, redact};
+use hotcell_store::Store;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
@@ -67,12 +68,9 @@ impl Authority {
             .collect();
         let env: Vec<Vec<u8>> = plan.asked().iter().map(|name| name.clone().into_vec()).collect();
         let lookup = |word: &str| plan.find(OsStr::new(word));
-        let ask = Ask {
-            command: Command { words: &words, program: plan.program().unwrap_or(Path::new("")) },
-            lookup: &lookup,
-            paths: &paths,
-            env: &env,
-        };
+        let program = plan.program().map(needs::in_real_directory).unwrap_or_default();
+        let ask =
+            Ask { command: Command { words: &words, program: &program }, lookup: &lookup, paths: &paths, env: &env };
         // A cell that stays has no command of its own; each of those that come later is asked for by itself.
         let ask = if words.is_empty() { None } else { Some(ask) };
         let leases = self.leases();
@@ -85,9 +83,9 @@ impl Authority {
                 (issued.text, vec![news], checked)
             }
             Permission::Lease(text) => {
-                let store = self.store()?;
-                let checked = leases.verify(text, ask.as_ref(), &leases.records(Some(&store)), now);
-                (text.clone(), Vec::new(), checked)
+                let check =
+                    |store: &mut Store| Ok(leases.verify(text, ask.as_ref(), &leases.records(Some(store)), now));
+                (text.clone(), Vec::new(), self.with_store(check)?)
             }
         };
         let checked = checked.and_then(|lease| match uncovered(plan, lease.paths()) {
@@ -115,16 +113,19 @@ impl Authority {
             source: Refusal::Policy("a capability that a run may issue itself".to_owned()),
         })?;
         let pattern = |path: &Path| path.to_str().and_then(|path| path.parse().ok());
-        // What is no text cannot be written down exactly. The run itself is checked exactly all the same.
+        // What is no text cannot be written down exactly, and what looks like a secret must not be: a lease of a run's own is
+        // told whole. The run itself is checked all the same.
         let words: Option<Vec<&str>> = plan.argv().iter().map(|word| word.to_str()).collect();
-        let anything = || "**".parse::<CommandPattern>().expect("a pattern");
         let program = plan.program().and_then(Path::to_str);
-        let command = match (words, program) {
-            (Some(words), Some(program)) if !words.is_empty() => {
-                CommandPattern::exactly([program].into_iter().chain(words[1..].iter().copied()))
+        let exactly = match (words, program) {
+            (Some(words), Some(program)) if !words.is_empty() && redact::command(&words) == words => {
+                Some(CommandPattern::exactly([program].into_iter().chain(words[1..].iter().copied())))
             }
-            _ => anything(),
+            _ => None,
         };
+        let any_of_program = || program.map(|program| CommandPattern::exactly([program]).and_more());
+        let anything = || "**".parse().expect("a pattern");
+        let command = exactly.or_else(any_of_program).unwrap_or_else(anything);
         let places = |wanted: Access| {
             let paths = paths.iter().filter(move |(_, access)| *access == wanted);
             paths.map(|(path, _)| pattern(path).unwrap_or_else(|| "/".parse().expect("a pattern"))).collect()

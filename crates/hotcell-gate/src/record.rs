@@ -422,6 +422,12 @@ impl Runs {
         serde_json::from_slice(&text).map_err(|source| RecordError::Damaged { path, source })
     }
 
+    /// Writes the first record of a run. Who reads it before it is whole finds a run that has none yet.
+    pub(crate) fn begin(&self, record: &Record) -> Result<(), RecordError> {
+        let text = serde_json::to_vec_pretty(record).expect("a record is plain data");
+        write_new(&self.directory(&record.run_id).join("meta.json"), &text)
+    }
+
     /// Writes a record so that a reader sees the old one or the new one, never a part; and gives its text.
     pub(crate) fn write(&self, record: &Record) -> Result<Vec<u8>, RecordError> {
         let directory = self.directory(&record.run_id);
@@ -430,6 +436,11 @@ impl Runs {
         replace(&directory.join("meta.json"), &text)?;
         Ok(text)
     }
+}
+
+/// Makes a file that nobody looks at before something else says that it is there.
+pub(crate) fn write_new(path: &Path, contents: &[u8]) -> Result<(), RecordError> {
+    fs::write(path, contents).map_err(|source| RecordError::Write { path: path.to_owned(), source })
 }
 
 /// Replaces a file in one step.

@@ -117,6 +117,14 @@ struct Queue {
     last: Option<Head>,
 }
 
+impl Queue {
+    /// A batch is done, and somebody else may write the next.
+    fn finish(&mut self, batch: &[(u64, Vec<News>, Durability)]) {
+        self.n_done = batch.last().map_or(self.n_done, |(ticket, ..)| *ticket);
+        self.is_led = false;
+    }
+}
+
 /// The end of a ledger, as far as we know.
 #[derive(Debug)]
 struct Tail {
@@ -188,30 +196,27 @@ impl Ledger {
         while queue.is_led && queue.n_done < ticket {
             queue = self.done.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
-        while queue.n_done < ticket {
+        if queue.n_done < ticket {
+            // Nobody writes: we do, for all who came until now, ourselves among them.
             queue.is_led = true;
             let batch: Vec<_> = queue.waiting.drain(..).collect();
             drop(queue);
             let written = self.write(&batch, key);
             queue = self.queue();
-            let tickets = batch.iter().map(|(ticket, ..)| *ticket);
             match written {
                 Ok(head) => queue.last = Some(head),
-                Err(error) if batch.len() == 1 => {
-                    queue.n_done = ticket;
-                    queue.is_led = false;
+                Err(error) => {
+                    let others = batch.iter().map(|(other, ..)| *other).filter(|other| *other != ticket);
+                    let text = chain(&error);
+                    queue.failed.extend(others.map(|other| (other, text.clone())));
+                    queue.finish(&batch);
                     self.done.notify_all();
                     return Err(error);
                 }
-                Err(error) => {
-                    let text = chain(&error);
-                    queue.failed.extend(tickets.map(|ticket| (ticket, text.clone())));
-                }
             }
-            queue.n_done = batch.last().map_or(queue.n_done, |(ticket, ..)| *ticket);
+            queue.finish(&batch);
+            self.done.notify_all();
         }
-        queue.is_led = false;
-        self.done.notify_all();
         if let Some(idx) = queue.failed.iter().position(|(failed, _)| *failed == ticket) {
             return Err(LedgerError::Batch(queue.failed.swap_remove(idx).1));
         }

@@ -86,7 +86,10 @@ fn tail(home: &Home, args: &AuditTailArgs) -> Result<u8, Failure> {
     })
     .map_err(ledger_failed)?;
     last.iter().try_for_each(print)?;
-    while args.follow {
+    if !args.follow {
+        return Ok(0);
+    }
+    loop {
         std::thread::sleep(FOLLOW_EVERY);
         let mut more = Vec::new();
         position = file::read_from(&place, position, |entry, _| {
@@ -96,7 +99,6 @@ fn tail(home: &Home, args: &AuditTailArgs) -> Result<u8, Failure> {
         .map_err(ledger_failed)?;
         more.iter().filter(|entry| is_wanted(entry)).try_for_each(print)?;
     }
-    Ok(0)
 }
 
 fn show(home: &Home, args: &AuditShowArgs) -> Result<u8, Failure> {

@@ -91,7 +91,7 @@ pub(crate) enum Command {
     Undo(UndoArgs),
     /// Leases: permission to run commands, for a while
     #[command(subcommand)]
-    Lease(authority::LeaseCommand),
+    Lease(Box<authority::LeaseCommand>),
     /// The policy: what can be permitted at all
     #[command(subcommand)]
     Policy(authority::PolicyCommand),

@@ -140,7 +140,11 @@ impl Failure {
             },
             (During::Run, _) if self.outcome() == Outcome::PolicyDenied => 126,
             (During::Run, _) => 125,
-            (During::Other, Failure::Issue(_)) => 3,
+            (During::Other, Failure::Issue(error)) => match **error {
+                IssueError::Authority(AuthorityError::Draft(_)) => 2,
+                IssueError::Authority(_) => 1,
+                _ => 3,
+            },
             (During::Other, Failure::Authority(error)) => match **error {
                 AuthorityError::Keys(KeysError::Exists(_)) => 3,
                 AuthorityError::Draft(_) => 2,

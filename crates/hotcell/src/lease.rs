@@ -3,7 +3,6 @@
 use std::ffi::OsStr;
 
 use hotcell_authority::{Ask, Audience, Lease, LeaseLimits, Scope, Terms};
-use hotcell_base::LeaseId;
 use hotcell_base::text::shown;
 use hotcell_base::units::show_duration;
 use hotcell_cell::Host;
@@ -149,7 +148,7 @@ fn span(time: SignedDuration) -> String {
 
 fn verify(host: &Host, home: &Home, args: &LeaseVerifyArgs) -> Result<u8, Failure> {
     let authority = Authority::open(home)?;
-    let checked = match leases::text(home, &args.lease) {
+    let checked = match leases::told_text(home, &args.lease) {
         Ok(text) => {
             let words = Words::new(host, &args.command);
             let lookup = |word: &str| find(host, OsStr::new(word));
@@ -194,7 +193,7 @@ fn show_lease(lease: &Lease, row: Option<&LeaseRow>) -> String {
     let mut rows: Vec<Vec<String>> = Vec::new();
     let mut add = |name: &str, value: String| rows.push(vec![name.to_owned(), value]);
     add("lease", lease.lease_id.to_string());
-    add("status", status(&lease.lease_id, lease.issued_at, lease.expires_at, row));
+    add("status", status(lease.issued_at, lease.expires_at, row).to_owned());
     add("for", shown(&lease.actor));
     if let Some(intent) = &lease.intent_id {
         add("intent", shown(intent));
@@ -235,16 +234,15 @@ fn show_lease(lease: &Lease, row: Option<&LeaseRow>) -> String {
 }
 
 /// In a word; a lease that was changed may say what it likes, which `verify` finds.
-fn status(_: &LeaseId, issued_at: Timestamp, expires_at: Timestamp, row: Option<&LeaseRow>) -> String {
+fn status(issued_at: Timestamp, expires_at: Timestamp, row: Option<&LeaseRow>) -> &'static str {
     let now = Timestamp::now();
     let is_revoked = row.is_some_and(|row| row.revoked_at.is_some());
-    let word = match () {
+    match () {
         () if is_revoked => "revoked",
         () if expires_at <= now => "expired",
         () if issued_at > now => "pending",
         () => "active",
-    };
-    word.to_owned()
+    }
 }
 
 fn show(home: &Home, args: &LeaseArgs) -> Result<u8, Failure> {
@@ -252,7 +250,7 @@ fn show(home: &Home, args: &LeaseArgs) -> Result<u8, Failure> {
         message: format!("`{}`: {refusal}", shown(&args.lease)),
         hint: lease_hint(&refusal),
     };
-    let text = leases::text(home, &args.lease).map_err(not_found)?;
+    let text = leases::told_text(home, &args.lease).map_err(not_found)?;
     if args.json {
         screen::answer(&text)?;
         return Ok(0);
@@ -270,10 +268,7 @@ fn list(home: &Home, args: &LeaseListArgs) -> Result<u8, Failure> {
     let rows = hotcell_gate::authority::store(home).and_then(|store| store.leases(&filter));
     let rows = rows.map_err(hotcell_gate::AuthorityError::from)?;
     let time = |text: &str| text.parse::<Timestamp>().unwrap_or(Timestamp::UNIX_EPOCH);
-    let state = |row: &LeaseRow| {
-        let id = row.lease_id.parse::<LeaseId>();
-        id.map_or_else(|_| "?".to_owned(), |id| status(&id, time(&row.issued_at), time(&row.expires_at), Some(row)))
-    };
+    let state = |row: &LeaseRow| status(time(&row.issued_at), time(&row.expires_at), Some(row));
     if args.json {
         let list: Vec<Value> = rows
             .iter()
@@ -303,7 +298,7 @@ fn list(home: &Home, args: &LeaseListArgs) -> Result<u8, Failure> {
             if commands.chars().count() > 50 { commands.chars().take(49).chain(['…']).collect() } else { commands };
         table.push(vec![
             row.lease_id.clone(),
-            state(row),
+            state(row).to_owned(),
             shown(&row.actor),
             row.expires_at.clone(),
             format!("{}/{}", row.runs_used, row.runs_max),
@@ -317,7 +312,7 @@ fn list(home: &Home, args: &LeaseListArgs) -> Result<u8, Failure> {
 fn revoke(home: &Home, args: &LeaseRevokeArgs) -> Result<u8, Failure> {
     let authority = Authority::open(home)?;
     authority.leases().revoke(&args.lease, args.reason.as_deref())?;
-    let below = authority.store()?.descendants(&args.lease).map_err(hotcell_gate::AuthorityError::from)?;
+    let below = authority.with_store(|store| store.descendants(&args.lease))?;
     if args.json {
         screen::answer(format!("{:#}\n", json!({ "lease_id": args.lease, "revoked": true, "descendants": below })))?;
     } else {

@@ -68,7 +68,8 @@ impl Words {
 
 /// What a word stands for: the file that is found, or its own name if there is none.
 pub(crate) fn find(host: &Host, word: &OsStr) -> Option<PathBuf> {
-    Some(needs::find(host, word, &host.cwd).unwrap_or_else(|_| PathBuf::from(word)))
+    let found = needs::find(host, word, &host.cwd);
+    Some(found.map_or_else(|_| PathBuf::from(word), |path| needs::in_real_directory(&path)))
 }
 
 fn check(host: &Host, home: &Home, args: &PolicyCheckArgs) -> Result<u8, Failure> {

@@ -251,8 +251,7 @@ pub(crate) fn rm(home: &Home, args: &RmArgs) -> Result<(), Failure> {
         // With a session, what ran in it.
         let below = RunFilter { session: Some(record.run_id.to_string()), ..RunFilter::default() };
         let is_session = record.kind == Kind::Session;
-        let below =
-            if is_session { authority.store()?.runs(&below).map_err(AuthorityError::from)? } else { Vec::new() };
+        let below = if is_session { authority.with_store(|store| store.runs(&below))? } else { Vec::new() };
         let below = below.iter().filter_map(|row| row.run_id.parse::<RunId>().ok());
         for id in below.chain([record.run_id.clone()]).filter(|id| runs.directory(id).exists()) {
             // Told first: what is gone without a word would be a hole.

@@ -49,7 +49,13 @@ fn git(host: &Host, home: &Home, words: &[&str], input: Option<&[u8]>) -> Result
     let mode = if input.is_some() || words[0] == "update-ref" { Mode::Rw } else { Mode::Ro };
     // In its cell, it is not the owner of the repository.
     let argv = ["git", "-c", "safe.directory=*"].iter().chain(words).map(OsString::from);
-    let builder = Cell::builder().hide(home.path()).workspace(&host.cwd, mode).allow_control(".git");
+    let mut builder = Cell::builder().hide(home.path()).workspace(&host.cwd, mode);
+    if mode == Mode::Rw {
+        builder = builder.allow_control(".git");
+    }
+    for wall in crate::run::always_allowed_missing()? {
+        builder = builder.allow_missing(wall);
+    }
     let plan = builder.command(argv).plan(host)?;
     let stdin = match input {
         Some(input) => {

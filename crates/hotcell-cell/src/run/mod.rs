@@ -114,6 +114,12 @@ pub trait Observer {
         Ok(())
     }
 
+    /// The last moment before the command is sent to its cell, while walls go up: what must have happened before it may
+    /// run happens here. An error ends the run before it began. Asked again if the cell has to be built again.
+    fn cleared(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Whether it may go on: if not, how it ends. Asked before it begins and every 20 ms after that.
     fn lapsed(&mut self) -> Option<hotcell_base::Outcome> {
         None

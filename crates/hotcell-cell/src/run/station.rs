@@ -29,6 +29,9 @@ use crate::wall::Wall;
 /// Slow storage may take a while to be mounted, even for a command that may not.
 const WALLS_WAIT_LEAST: Duration = Duration::from_secs(30);
 
+/// What is said of a command that was not let begin.
+const NOT_CLEARED: &str = "the command was not let begin";
+
 /// Dropped in this order: a group is removed when its processes are gone, and nothing is mounted on placeholders then.
 #[derive(Debug)]
 pub(crate) struct Station {
@@ -205,6 +208,7 @@ impl Station {
         let mut command = launch::command(plan, of);
         command.last();
         let command = command.image();
+        observer.cleared().map_err(platform(NOT_CLEARED))?;
         let pipes = self.send(plan, &line, &command)?;
         let prepare = begun.elapsed();
 
@@ -237,6 +241,7 @@ impl Station {
         }
         let Some(raised) = &cell.raised else { return Err(out_of_turn()) };
         let command = launch::command(plan, of).image();
+        observer.cleared().map_err(platform(NOT_CLEARED))?;
         let pipes = self.send(plan, &cell.line, &command)?;
         observer.proven();
         let prepare = begun.elapsed();

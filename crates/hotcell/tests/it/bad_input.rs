@@ -380,7 +380,7 @@ fn a_machine_without_proc_without_cgroups_or_with_a_read_only_home() {
     let script = "mount --bind \"$HOTCELL_HOME\" \"$HOTCELL_HOME\" && mount -o remount,ro,bind \"$HOTCELL_HOME\"; exec \"$0\" run -- touch /tmp/ran";
     let (code, _, said) = on_a_worse_machine(&bench, script);
     assert_eq!(code, Some(125), "{said}");
-    says(&said, &["cannot be recorded", "Read-only file system", "hint:"]);
+    says(&said, &["the ledger cannot be written", "Read-only file system", "hint:"]);
 }
 
 #[test]

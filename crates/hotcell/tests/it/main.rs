@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stderr, missing_docs)]
 
+mod authority;
 mod bad_input;
 mod changes;
 mod cli;
