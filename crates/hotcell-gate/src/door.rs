@@ -249,10 +249,11 @@ impl Gate {
             Err(error) => return Err(admitted.unrecordable(error)),
         };
         recorder.turn = Some(turn);
-        let warmed = Template::warm_as(&plan, &admitted.group, memory, trial, &mut recorder, remote);
-        if let Some(error) = recorder.refused.take() {
-            return Err(admitted.unmade(error));
-        }
+        // It has no command to be sent: what it loads begins with its cell.
+        let warmed = match admitted.open() {
+            Ok(()) => Template::warm_as(&plan, &admitted.group, memory, trial, &mut recorder, remote),
+            Err(error) => return Err(admitted.unmade(error)),
+        };
         admitted.record.ended_at = Some(Timestamp::now());
         match warmed {
             Ok((template, report)) => {

@@ -155,11 +155,17 @@ impl Keys {
     }
 
     fn make(&self, role: Role, name: &str, now: Timestamp) -> Result<KeyRing, KeysError> {
-        let key = SecretKey::from_seed(&seed());
         let mut trust = self.trust()?.unwrap_or_default();
-        let trusted = trust.trust(key.public(), role, name.to_owned(), to_the_second(now), None);
-        trusted.map_err(|source| KeysError::Trust { path: self.trust.clone(), source })?;
-        self.put(&key, &trust)?;
+        // One that was being made when something ended is made to its end.
+        let key = match self.begun() {
+            Some(key) => key,
+            None => self.put(SecretKey::from_seed(&seed()))?,
+        };
+        if trust.get(key.id()).is_none() {
+            let trusted = trust.trust(key.public(), role, name.to_owned(), to_the_second(now), None);
+            trusted.map_err(|source| KeysError::Trust { path: self.trust.clone(), source })?;
+        }
+        self.appoint(&key, &trust)?;
         Ok(KeyRing { key, trust, is_new: true })
     }
 
@@ -167,11 +173,11 @@ impl Keys {
     pub fn rotate(&self, now: Timestamp) -> Result<(KeyId, KeyRing), KeysError> {
         let _one_at_a_time = self.lock()?;
         let old = self.current_id()?.ok_or(KeysError::None)?;
-        let key = SecretKey::from_seed(&seed());
+        let key = self.put(SecretKey::from_seed(&seed()))?;
         let mut trust = self.trust()?.unwrap_or_default();
         let rotated = trust.rotate(&old, key.public(), to_the_second(now));
         rotated.map_err(|source| KeysError::Trust { path: self.trust.clone(), source })?;
-        self.put(&key, &trust)?;
+        self.appoint(&key, &trust)?;
         let path = self.secret_path(&old);
         fs::remove_file(&path).map_err(|source| RecordError::Write { path, source })?;
         Ok((old, KeyRing { key, trust, is_new: true }))
@@ -202,7 +208,15 @@ impl Keys {
         Ok(changed)
     }
 
-    fn put(&self, key: &SecretKey, trust: &TrustStore) -> Result<(), KeysError> {
+    /// A key in a home where none signs yet.
+    fn begun(&self) -> Option<SecretKey> {
+        let names = fs::read_dir(&self.directory).ok()?.flatten().map(|entry| entry.file_name());
+        let ids = names.filter_map(|name| name.to_str()?.strip_suffix(".key")?.parse::<KeyId>().ok());
+        ids.into_iter().find_map(|id| self.secret(&id).ok())
+    }
+
+    /// Keeps the secret half of a key.
+    fn put(&self, key: SecretKey) -> Result<SecretKey, KeysError> {
         let path = self.secret_path(key.id());
         let write = || {
             let mut options = OpenOptions::new();
@@ -211,7 +225,11 @@ impl Keys {
             file.sync_all()
         };
         write().map_err(|source| RecordError::Write { path: path.clone(), source })?;
-        // The key's own name last: until then nobody looks for it.
+        Ok(key)
+    }
+
+    /// Lets a key sign: trusted first, and then by its name.
+    fn appoint(&self, key: &SecretKey, trust: &TrustStore) -> Result<(), KeysError> {
         replace_durably(&self.trust, &trust.to_text())?;
         replace_durably(&self.directory.join("current"), format!("{}\n", key.id()).as_bytes())?;
         Ok(())

@@ -330,10 +330,7 @@ impl Tail {
     /// The end of a ledger that is there; none if there is none.
     fn load(place: &Place) -> Result<Option<(String, Tail)>, LedgerError> {
         let files = segments(&place.directory)?;
-        let Some(head) = read_head(place)? else {
-            let is_empty = files.iter().all(|file| file.bytes == 0);
-            return if is_empty { Ok(None) } else { Err(LedgerError::NoHead) };
-        };
+        let Some(head) = read_head(place)? else { return Tail::load_begun(place, &files) };
         let cut = || LedgerError::Cut { head: head.seq + 1 };
         let signed = files.iter().find(|file| file.first == head.segment).ok_or_else(cut)?;
         if signed.bytes < head.offset {
@@ -356,6 +353,37 @@ impl Tail {
             tail.left = Some(Left { n_unsigned, torn_bytes: torn.len() as u64, torn_hash });
         }
         Ok(Some((head.ledger, tail)))
+    }
+
+    /// A ledger without a head: nothing yet, or one that was cut short when it began, of which there is a line at most.
+    /// Anything more had a head.
+    fn load_begun(place: &Place, files: &[Segment]) -> Result<Option<(String, Tail)>, LedgerError> {
+        if files.iter().any(|file| !file.path.ends_with(CURRENT)) {
+            return Err(LedgerError::NoHead);
+        }
+        if files.iter().all(|file| file.bytes == 0) {
+            return Ok(None);
+        }
+        let mut tail = Tail::at(place, 0, 0, 0, Hash::NONE)?;
+        let mut text = Vec::new();
+        let path = place.directory.join(CURRENT);
+        (&tail.file).take(LINE_BYTES_MAX as u64).read_to_end(&mut text).map_err(failed("read", &path))?;
+        let first = text.split(|byte| *byte == b'\n').next().filter(|line| line.len() < text.len());
+        let first = first.and_then(|line| Entry::read(line).ok());
+        let first = first.filter(|entry| entry.event == Event::LedgerCreated.name() && entry.seq == 0);
+        let id = first.as_ref().map(|entry| entry.ledger.clone());
+        let torn = match &id {
+            Some(id) => tail.read_on(id)?,
+            None if text.contains(&b'\n') => return Err(LedgerError::NoHead),
+            None => text,
+        };
+        if tail.next > 1 || torn.contains(&b'\n') {
+            return Err(LedgerError::NoHead);
+        }
+        let torn_hash = (!torn.is_empty()).then(|| Hash::of(&torn));
+        tail.put_aside(place, &torn)?;
+        tail.left = Some(Left { n_unsigned: tail.next, torn_bytes: torn.len() as u64, torn_hash });
+        Ok(id.map(|id| (id, tail)))
     }
 
     /// The end of what holds together, whatever the head says; and the ledger's id, if there is a line.

@@ -40,6 +40,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return ExitCode::from(usage(&error)),
     };
+    keep_keys_out_of_dumps();
     let code = match &cli.command {
         Command::Run(args) => run::run(args, cli.home.clone()),
         Command::Exec(args) => sessions::exec(args, cli.home.clone()),
@@ -52,6 +53,16 @@ fn main() -> ExitCode {
         },
     };
     ExitCode::from(code)
+}
+
+/// Keys are in the memory of this process; should it crash, they are in no core file. A limit of one byte is less than any core has,
+/// and is the one that also keeps the kernel from handing a core to a program.
+fn keep_keys_out_of_dumps() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let maximum = getrlimit(Resource::Core).maximum;
+    let limit = Rlimit { current: Some(maximum.map_or(1, |most| most.min(1))), maximum };
+    // It can always be lowered.
+    let _lowered = setrlimit(Resource::Core, limit);
 }
 
 fn others(cli: &Cli) -> Result<u8, Failure> {

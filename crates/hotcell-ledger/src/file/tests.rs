@@ -315,6 +315,22 @@ fn a_crash_between_two_steps_is_said_and_nothing_is_lost() {
 }
 
 #[test]
+fn a_crash_while_a_ledger_begins_leaves_one_that_can_begin() {
+    for n_bytes in 0.. {
+        let bench = Bench::filled(0);
+        let whole = fs::read(bench.current()).expect("there");
+        if n_bytes > whole.len() {
+            break;
+        }
+        fs::write(bench.current(), &whole[..n_bytes]).expect("written");
+        fs::remove_file(&bench.place.head).expect("removed");
+        let ledger = bench.open().unwrap_or_else(|error| panic!("after {n_bytes} bytes: {error}"));
+        ledger.append(vec![news(1)], &bench.key, Durability::Synced).expect("written");
+        assert_eq!(bench.audit().finding, None, "after {n_bytes} bytes");
+    }
+}
+
+#[test]
 fn a_crash_while_a_new_file_is_begun_loses_nothing() {
     let bench = Bench::filled(1);
     let ledger = bench.open().expect("opened");

@@ -616,6 +616,20 @@ fn the_key_and_the_ledger_are_out_of_reach_of_what_runs() {
 }
 
 #[test]
+fn a_crash_of_hotcell_leaves_no_core_with_a_key_in_it() {
+    let bench = bench();
+    let word = token();
+    let mut child = bench.hotcell(["run", "-q", "--", "sh", "-c", "sleep 1000", &word]).spawn().unwrap();
+    eventually("it runs", || !processes_with(&word).is_empty());
+    let limits = fs::read_to_string(format!("/proc/{}/limits", child.id())).unwrap();
+    let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
+    let soft = core.split_whitespace().nth(4).unwrap().parse::<u64>();
+    assert!(soft.is_ok_and(|bytes| bytes <= 1), "{core}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
 fn a_command_in_a_session_has_a_lease_as_well() {
     let bench = bench();
     assert!(bench.output(["create", "dev"]).status.success());

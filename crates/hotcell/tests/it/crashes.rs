@@ -123,6 +123,89 @@ fn a_run_in_place_killed_at_any_call_leaves_no_decoy() {
     assert!(decoys_seen > 10, "VOID: no decoy was ever there");
 }
 
+/// The invariants of the gate: an attempt never runs twice, what is told holds together, and how it ended is honest.
+#[test]
+fn a_leased_attempt_killed_at_any_call_runs_at_most_once_and_is_told_honestly() {
+    let bench = Bench::new();
+    let work = bench.dir("work");
+    let work_name = work.to_str().unwrap().to_owned();
+    let issue = || {
+        let words = [
+            "lease",
+            "issue",
+            "--command",
+            "python3 -c **",
+            "--write",
+            &work_name,
+            "--minutes",
+            "10",
+            "--runs",
+            "1000",
+        ];
+        text(&bench.output(words).stdout).trim().to_owned()
+    };
+    let (mut n_attempt, mut n_unknown, mut n_done, mut lease) = (0, 0, 0, issue());
+    let words = |lease: &str, n: u64| {
+        let script = format!("open('ran-{n}', 'a').write('x')");
+        let attempt = format!("attempt-{n}");
+        [
+            "run",
+            "-q",
+            "--lease",
+            lease,
+            "--attempt-id",
+            &attempt,
+            "-w",
+            &work_name,
+            "--mode",
+            "rw",
+            "--",
+            "python3",
+            "-c",
+            &script,
+        ]
+        .map(str::to_owned)
+    };
+    // One after the other: an attempt that was killed, and the same again.
+    loop {
+        n_attempt += 1;
+        let n = n_attempt * stride(61);
+        let mut command = bench.hotcell(words(&lease, n));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let ending = kill_at_call(&mut command, n).unwrap();
+        eventually("every process goes", || processes_in(&bench.path("")).is_empty());
+        let again = bench.output(words(&lease, n));
+        let said = text(&again.stderr);
+        let times = std::fs::read_to_string(work.join(format!("ran-{n}"))).unwrap_or_default().len();
+        match (again.status.code(), times) {
+            // It ran to its end, now or before.
+            (Some(0), 1) => n_done += 1,
+            // Nobody knows: it may have run, and does not again.
+            (Some(125), 0 | 1) => n_unknown += 1,
+            other => panic!("call {n}, {ending:?}: {other:?} {said}"),
+        }
+        let verified = bench.output(["audit", "verify"]);
+        assert!(verified.status.success(), "call {n}: {}", text(&verified.stdout));
+        assert!(bench.path("home/cells").read_dir().unwrap().next().is_none(), "call {n}: a cell is left");
+        if matches!(ending, Ending::Ended { .. }) {
+            break;
+        }
+        if n_attempt % 40 == 0 {
+            lease = issue();
+        }
+    }
+    assert!(n_unknown > 0 && n_done > 1, "VOID: {} unknown, {n_done} done", n_unknown);
+    // Every run that was told of has an end that was told of.
+    let told = text(&bench.output(["audit", "export"]).stdout);
+    let entries: Vec<Value> = told.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let runs_of = |wanted: &[&str]| -> std::collections::BTreeSet<String> {
+        let of = entries.iter().filter(|entry| wanted.contains(&entry["event"].as_str().unwrap()));
+        of.map(|entry| entry["run_id"].as_str().unwrap().to_owned()).collect()
+    };
+    let ended = runs_of(&["exec_event.FINISHED", "exec_event.KILLED", "exec_event.TIMEOUT"]);
+    assert!(runs_of(&["exec_event.STARTED"]).is_subset(&ended));
+}
+
 #[test]
 fn an_apply_or_undo_killed_at_any_call_is_whole_or_not_at_all() {
     whole_or_not_at_all(&Bench::new(), None);
