@@ -8,7 +8,7 @@
 //!                    └───────────────── audit ◀── public keys, head, witness ──┘
 //! ```
 //!
-//! Pure but for [`file`]: entries, heads, the audit and receipts are functions of bytes.
+//! Pure but for [`mod@file`]: entries, heads, the audit and receipts are functions of bytes.
 
 pub mod audit;
 pub mod chain;

@@ -1,6 +1,6 @@
 //! The command-line reference, made from the definition of the flags.
 
-use clap::{Arg, CommandFactory};
+use clap::{Arg, Command, CommandFactory};
 
 use crate::cli::Cli;
 
@@ -11,15 +11,25 @@ pub(crate) fn reference() -> String {
     let mut text = String::from(
         "# Command line\n\nMade by `hotcell reference` from the definition of the flags; a test compares the two.\n",
     );
-    for command in cli.get_subcommands().filter(|command| !command.is_hide_set()) {
-        let about = command.get_about().map(ToString::to_string).unwrap_or_default();
-        text.push_str(&format!("\n## hotcell {}\n\n{about}.\n\n", command.get_name()));
-        text.push_str("| argument | meaning |\n|---|---|\n");
-        for argument in command.get_arguments().filter(|argument| !argument.is_hide_set()) {
-            text.push_str(&row(argument));
-        }
-    }
+    describe(&cli, "hotcell", &mut text);
     text
+}
+
+/// Every command, and those below it.
+fn describe(parent: &Command, names: &str, text: &mut String) {
+    for command in parent.get_subcommands().filter(|command| !command.is_hide_set()) {
+        let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+        let names = format!("{names} {}", command.get_name());
+        let is_group = command.get_subcommands().next().is_some();
+        text.push_str(&format!("\n{} {names}\n\n{about}.\n", if names.split(' ').count() > 2 { "###" } else { "##" }));
+        if !is_group {
+            text.push_str("\n| argument | meaning |\n|---|---|\n");
+            for argument in command.get_arguments().filter(|argument| !argument.is_hide_set()) {
+                text.push_str(&row(argument));
+            }
+        }
+        describe(command, &names, text);
+    }
 }
 
 fn row(argument: &Arg) -> String {
