@@ -9,7 +9,7 @@
 //! lease with `sig` and with what it says of itself. A lease has one text: whatever reads the same and is written otherwise
 //! is refused, so that no byte of a file can be changed.
 //!
-//! Not here: whether a lease holds now ([`crate::verify`]), and what enforces it (`hotcell-gate`, `hotcell-cell`).
+//! Not here: whether a lease holds now ([`mod@crate::verify`]), and what enforces it (`hotcell-gate`, `hotcell-cell`).
 
 use hotcell_base::{CanonicalError, LeaseId, to_canonical};
 use jiff::{SignedDuration, Timestamp};
