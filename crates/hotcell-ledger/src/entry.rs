@@ -1,7 +1,7 @@
 //! Entries: one line each.
 
 use hotcell_authority::KeyId;
-use hotcell_base::{LeaseId, RunId, to_canonical};
+use hotcell_base::{CanonicalError, LeaseId, RunId, to_canonical};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -135,9 +135,8 @@ pub struct Entry {
 
 impl Entry {
     /// Its line, without the newline.
-    pub fn to_line(&self) -> Vec<u8> {
-        let line = to_canonical(self);
-        line.unwrap_or_else(|error| panic!("numbers of an entry are small: {error}"))
+    pub fn to_line(&self) -> Result<Vec<u8>, CanonicalError> {
+        to_canonical(self)
     }
 
     /// Reads a line.

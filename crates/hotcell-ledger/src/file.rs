@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use hotcell_authority::SecretKey;
+use hotcell_base::CanonicalError;
 use jiff::Timestamp;
 use rustix::fs::{FlockOperation, OFlags};
 use serde_json::json;
@@ -83,6 +84,9 @@ pub enum LedgerError {
     /// What is to be written is too long to be read again.
     #[error("an entry has at most {LINE_BYTES_MAX} bytes")]
     TooLong,
+    /// What is to be written has a number that readers would not agree about.
+    #[error("an entry cannot be written exactly")]
+    NotExact(#[from] CanonicalError),
     /// Somebody else's batch failed, and this was in it.
     #[error("the ledger cannot be written: {0}")]
     Batch(String),
@@ -496,7 +500,7 @@ impl Tail {
                 ids: ids.clone(),
                 details: details.clone(),
             };
-            let line = entry.to_line();
+            let line = entry.to_line()?;
             if line.len() > LINE_BYTES_MAX {
                 return Err(LedgerError::TooLong);
             }

@@ -71,7 +71,7 @@ fn tail(home: &Home, args: &AuditTailArgs) -> Result<u8, Failure> {
             && args.event.as_deref().is_none_or(|event| entry.event.starts_with(event))
     };
     let print = |entry: &Entry| {
-        let text = if args.json { entry.to_line() } else { line(entry).into_bytes() };
+        let text = if args.json { serde_json::to_vec(entry).expect("plain data") } else { line(entry).into_bytes() };
         screen::answer([text, b"\n".to_vec()].concat())
     };
     let mut last: VecDeque<Entry> = VecDeque::new();

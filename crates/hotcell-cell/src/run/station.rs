@@ -29,6 +29,11 @@ use crate::wall::Wall;
 /// Slow storage may take a while to be mounted, even for a command that may not.
 const WALLS_WAIT_LEAST: Duration = Duration::from_secs(30);
 
+/// Whether something could not be sent because its reader is gone.
+fn is_unheard(error: &RunError) -> bool {
+    matches!(error, RunError::Platform { source, .. } if source.kind() == io::ErrorKind::BrokenPipe)
+}
+
 /// What is said of a command that was not let begin.
 const NOT_CLEARED: &str = "the command was not let begin";
 
@@ -209,7 +214,13 @@ impl Station {
         command.last();
         let command = command.image();
         observer.cleared().map_err(platform(NOT_CLEARED))?;
-        let pipes = self.send(plan, &line, &command)?;
+        let pipes = match self.send(plan, &line, &command) {
+            // Nobody is there to read it: what the cell itself says of that is the reason.
+            Err(unsent) if raised.is_none() && is_unheard(&unsent) => {
+                return Err(self.wait(of, &line, remote).err().unwrap_or(unsent));
+            }
+            sent => sent?,
+        };
         let prepare = begun.elapsed();
 
         let raising = Instant::now();

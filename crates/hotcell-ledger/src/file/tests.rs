@@ -156,7 +156,7 @@ fn every_kind_of_damage_is_found_and_named() {
     changed(&|lines| {
         let hash = Hash::of(lines[20].as_bytes());
         let forged = Entry { seq: 21, prev: hash, ..Entry::read(lines[20].as_bytes()).expect("an entry") };
-        lines.push(String::from_utf8(forged.to_line()).expect("text"));
+        lines.push(String::from_utf8(forged.to_line().expect("exact")).expect("text"));
     })
     .finds(Damage::Unsigned, 21);
     // The whole chain made anew with one thing changed.
@@ -165,7 +165,7 @@ fn every_kind_of_damage_is_found_and_named() {
         for line in lines.iter_mut() {
             let mut entry = Entry::read(line.replace("\"n\":7", "\"n\":8").as_bytes()).expect("an entry");
             entry.prev = prev;
-            *line = String::from_utf8(entry.to_line()).expect("text");
+            *line = String::from_utf8(entry.to_line().expect("exact")).expect("text");
             prev = Hash::of(line.as_bytes());
         }
     })

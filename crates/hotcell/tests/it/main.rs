@@ -10,6 +10,7 @@ mod crashes;
 mod crowd;
 mod documents;
 mod escapes;
+mod fuzz;
 mod lifecycle;
 mod limits;
 mod pool;
