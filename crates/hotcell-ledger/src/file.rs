@@ -180,6 +180,10 @@ impl Ledger {
             Some(found) => found,
             None => (id.to_owned(), Tail::begin(place, id, key, now)?),
         };
+        // One that was cut short when it began has its head before it has anything else.
+        if head(place)?.is_none() {
+            tail.sign(place, &id, key, now)?;
+        }
         drop(locked);
         let (queue, done) = (Mutex::default(), Condvar::new());
         Ok(Ledger { place: place.clone(), directory, id, queue, done, tail: Mutex::new(tail) })
@@ -539,7 +543,12 @@ impl Tail {
         }
         (self.next, self.hash, self.left) = (next, hash, None);
         self.offset += text.len() as u64;
-        let head = Head::sign(key, id, (next - 1, hash), (self.segment, self.offset), at);
+        self.sign(place, id, key, at)
+    }
+
+    /// Signs how far it has come, in one of the two places in turn.
+    fn sign(&self, place: &Place, id: &str, key: &SecretKey, at: Timestamp) -> Result<Head, LedgerError> {
+        let head = Head::sign(key, id, (self.next - 1, self.hash), (self.segment, self.offset), at);
         let slot = SLOT_BYTES as u64 * (head.seq % 2);
         self.head_file.write_all_at(&head::slot(&head), slot).map_err(failed("write", &place.head))?;
         Ok(head)

@@ -28,18 +28,19 @@ pub(crate) fn checkpoint(connection: &Connection) -> rusqlite::Result<Option<Che
         .optional()
 }
 
-/// Reads the ledger from where it was left; from the beginning, if it is not the one that was read before.
+/// Reads the ledger from where it was left; from the beginning, if it is not the one that was read before. Gives how many
+/// entries that were.
 pub(crate) fn catch_up(
     connection: &Connection,
     ledger: &Place,
     failed: &dyn Fn(rusqlite::Error) -> StoreError,
-) -> Result<(), StoreError> {
+) -> Result<u64, StoreError> {
     let mut before = checkpoint(connection).map_err(failed)?;
     let head = hotcell_ledger::file::head(ledger)?;
     if let (Some(point), Some(head)) = (&before, &head) {
         let is_read = point.seq == head.seq && point.hash == head.hash.to_string();
         if is_read {
-            return Ok(());
+            return Ok(0);
         }
         if point.id != head.ledger || point.seq >= head.seq {
             forget(connection).map_err(failed)?;
@@ -60,10 +61,9 @@ pub(crate) fn catch_up(
             before = None;
             continue;
         }
-        return match at {
-            Some(point) => remember(connection, &Checkpoint { position, ..point }).map_err(failed),
-            None => Ok(()),
-        };
+        let Some(point) = at else { return Ok(0) };
+        remember(connection, &Checkpoint { position, ..point.clone() }).map_err(failed)?;
+        return Ok(point.seq.saturating_sub(before.map_or(0, |before| before.seq)));
     }
 }
 
@@ -175,8 +175,9 @@ fn started(connection: &Connection, entry: &Entry) -> rusqlite::Result<()> {
         time(entry.at),
     ])?;
     for (key, value) in labels.into_iter().flatten() {
-        let sql = "INSERT OR IGNORE INTO labels (key, value, run_id) VALUES (?1, ?2, ?3)";
-        connection.prepare_cached(sql)?.execute(params![key, value.as_str().unwrap_or_default(), run_id])?;
+        let sql = "INSERT OR IGNORE INTO labels (key, value, started_at, run_id) VALUES (?1, ?2, ?3, ?4)";
+        let value = value.as_str().unwrap_or_default();
+        connection.prepare_cached(sql)?.execute(params![key, value, time(entry.at), run_id])?;
     }
     let ancestors = details.get("ancestors").and_then(Value::as_array);
     for id in lease_id.into_iter().chain(ancestors.into_iter().flatten().filter_map(Value::as_str)) {

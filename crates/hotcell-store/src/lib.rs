@@ -31,6 +31,9 @@ pub use schema::VERSION;
 /// How long to wait for another writer.
 const BUSY: Duration = Duration::from_secs(10);
 
+/// When so many entries were read at once, what they wrote is put in its place.
+const TIDY_AFTER: u64 = 1000;
+
 /// A store that is open.
 #[derive(Debug)]
 pub struct Store {
@@ -130,8 +133,13 @@ impl Store {
         let failed = self.failed("brought up to date");
         let ledger = self.ledger.clone();
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(&failed)?;
-        apply::catch_up(&transaction, &ledger, &failed)?;
-        transaction.commit().map_err(failed)
+        let n_read = apply::catch_up(&transaction, &ledger, &failed)?;
+        transaction.commit().map_err(failed)?;
+        if n_read > TIDY_AFTER {
+            // Whoever opens it next reads all of what was written and not put in its place yet. While others read, it stays.
+            let _later = self.connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)");
+        }
+        Ok(())
     }
 
     /// Takes one run of each of these leases and the attempt's name, or nothing.

@@ -139,7 +139,8 @@ fn limit(limit: Option<usize>) -> String {
     limit.map(|limit| format!("LIMIT {limit}")).unwrap_or_default()
 }
 
-const RUN: &str = "run_id, kind, session, name, labels, command, lease_id, attempt_id, started_at, ended_at, outcome,
+const RUN: &str =
+    "runs.run_id, kind, session, name, labels, command, lease_id, attempt_id, runs.started_at, ended_at, outcome,
                    exit_status, wall_ms, memory_peak_bytes";
 
 fn run(row: &Row<'_>) -> rusqlite::Result<RunRow> {
@@ -176,8 +177,17 @@ impl Store {
     /// Runs, the newest first.
     pub fn runs(&self, filter: &RunFilter) -> Result<Vec<RunRow>, StoreError> {
         let mut wanted = Where::default();
-        for (key, value) in &filter.labels {
-            let condition = "run_id IN (SELECT run_id FROM labels WHERE key = ? AND value = ?)";
+        // From one label's runs, which are in the order that is asked for, to those that have the others as well.
+        let (from, order) = match filter.labels.first() {
+            Some((key, value)) => {
+                wanted.and("first.key = ? AND first.value = ?", [key.clone(), value.clone()]);
+                ("labels AS first JOIN runs ON runs.run_id = first.run_id", "first")
+            }
+            None => ("runs", "runs"),
+        };
+        for (key, value) in filter.labels.iter().skip(1) {
+            let condition = "EXISTS (SELECT 1 FROM labels WHERE key = ? AND value = ? \
+                             AND started_at = runs.started_at AND labels.run_id = runs.run_id)";
             wanted.and(condition, [key.clone(), value.clone()]);
         }
         match filter.outcome.as_deref() {
@@ -186,7 +196,7 @@ impl Store {
             None => {}
         }
         for (condition, value) in [
-            ("started_at >= ?", filter.since.map(time)),
+            ("runs.started_at >= ?", filter.since.map(time)),
             ("lease_id = ?", filter.lease.clone()),
             ("session = ?", filter.session.clone()),
             ("name = ?", filter.name.clone()),
@@ -195,10 +205,9 @@ impl Store {
                 wanted.and(condition, [value]);
             }
         }
+        let (condition, limit) = (wanted.sql(), limit(filter.limit));
         let sql = format!(
-            "SELECT {RUN} FROM runs {} ORDER BY started_at DESC, run_id DESC {}",
-            wanted.sql(),
-            limit(filter.limit)
+            "SELECT {RUN} FROM {from} {condition} ORDER BY {order}.started_at DESC, {order}.run_id DESC {limit}"
         );
         self.rows(&sql, &wanted.values(), run)
     }

@@ -62,8 +62,10 @@ pub(crate) const STEPS: &[&str] = &["
     CREATE TABLE labels (
         key TEXT NOT NULL,
         value TEXT NOT NULL,
+        -- The run's own, so that the newest of a label are found without looking at all of them.
+        started_at TEXT NOT NULL,
         run_id TEXT NOT NULL REFERENCES runs ON DELETE CASCADE,
-        PRIMARY KEY (key, value, run_id)
+        PRIMARY KEY (key, value, started_at DESC, run_id DESC)
     ) STRICT, WITHOUT ROWID;
     CREATE INDEX labels_by_run ON labels (run_id);
 

@@ -257,7 +257,11 @@ fn every_listing_has_an_index() {
         ("SELECT * FROM runs WHERE lease_id = 'x' ORDER BY started_at DESC", "runs_by_lease"),
         ("SELECT * FROM runs WHERE session = 'x'", "runs_by_session"),
         ("SELECT * FROM runs WHERE name = 'x' ORDER BY started_at DESC", "runs_by_name"),
-        ("SELECT run_id FROM labels WHERE key = 'a' AND value = 'b'", "PRIMARY KEY"),
+        (
+            "SELECT kind FROM labels AS first JOIN runs ON runs.run_id = first.run_id WHERE first.key = 'a' AND first.value = 'b'
+             ORDER BY first.started_at DESC, first.run_id DESC LIMIT 20",
+            "PRIMARY KEY (key=? AND value=?)",
+        ),
         ("SELECT * FROM leases WHERE self_issued = 0 ORDER BY issued_at DESC", "leases_by_time"),
         ("SELECT * FROM leases WHERE parent = 'x'", "leases_by_parent"),
         ("SELECT count(*) FROM uses WHERE lease_id = 'x'", "PRIMARY KEY"),

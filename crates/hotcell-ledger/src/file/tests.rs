@@ -325,6 +325,7 @@ fn a_crash_while_a_ledger_begins_leaves_one_that_can_begin() {
         fs::write(bench.current(), &whole[..n_bytes]).expect("written");
         fs::remove_file(&bench.place.head).expect("removed");
         let ledger = bench.open().unwrap_or_else(|error| panic!("after {n_bytes} bytes: {error}"));
+        assert_eq!(bench.audit().finding, None, "its head is there before anything else is");
         ledger.append(vec![news(1)], &bench.key, Durability::Synced).expect("written");
         assert_eq!(bench.audit().finding, None, "after {n_bytes} bytes");
     }

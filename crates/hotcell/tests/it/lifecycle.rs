@@ -117,7 +117,8 @@ fn f3_a_supervisor_killed_at_any_moment_leaves_nothing() {
         child.wait().unwrap();
     }
     eventually("every process goes", || processes_with(&word).is_empty() && processes_in(&bench.path("")).is_empty());
-    assert!(bench.output(["run", "-q", "--", "true"]).status.success());
+    let next = bench.output(["run", "-q", "--", "true"]);
+    assert!(next.status.success(), "{}", text(&next.stderr));
     for run in std::fs::read_dir(bench.path("home/runs")).unwrap().flatten() {
         let left = cgroups_with(&run.file_name().to_string_lossy());
         assert!(left.is_empty(), "{left:?}");
