@@ -538,7 +538,7 @@ impl Admitted<'_> {
     /// Puts it on record and tells the ledger, once. When this returns, neither can be taken back.
     fn open(&self) -> Result<(), GateError> {
         if self.opening.told.get().is_none() {
-            self.gate.runs.begin(&self.record)?;
+            self.gate.runs.write(&self.record)?;
             let head = self.gate.authority.tell(self.opening.news.take())?;
             self.opening.told.set(Some(head.seq));
         }

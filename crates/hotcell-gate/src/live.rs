@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::home::Home;
 use crate::plain;
-use crate::record::{RecordError, replace_durably, write_new};
+use crate::record::{RecordError, replace, replace_durably};
 
 /// A process, named so that another can never be taken for it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -119,7 +119,7 @@ impl LiveCell {
         let text = serde_json::to_vec_pretty(self).expect("plain data");
         let path = LiveCell::path(home, &self.run_id);
         // Placeholders stay on the disk; a power cut must not take the word of them away alone.
-        if self.placeholders.is_empty() { write_new(&path, &text) } else { replace_durably(&path, &text) }
+        if self.placeholders.is_empty() { replace(&path, &text) } else { replace_durably(&path, &text) }
     }
 
     /// Whether its hotcell lives.

@@ -422,12 +422,6 @@ impl Runs {
         serde_json::from_slice(&text).map_err(|source| RecordError::Damaged { path, source })
     }
 
-    /// Writes the first record of a run. Who reads it before it is whole finds a run that has none yet.
-    pub(crate) fn begin(&self, record: &Record) -> Result<(), RecordError> {
-        let text = serde_json::to_vec_pretty(record).expect("a record is plain data");
-        write_new(&self.directory(&record.run_id).join("meta.json"), &text)
-    }
-
     /// Writes a record so that a reader sees the old one or the new one, never a part; and gives its text.
     pub(crate) fn write(&self, record: &Record) -> Result<Vec<u8>, RecordError> {
         let directory = self.directory(&record.run_id);

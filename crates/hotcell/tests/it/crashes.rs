@@ -369,7 +369,7 @@ fn hotcells_of_one_home_do_not_disturb_each_other() {
             for round in 0..40u64 {
                 let mut child =
                     bench.hotcell(["run", "-q", "--", "sleep", "60"]).stdout(Stdio::null()).spawn().unwrap();
-                std::thread::sleep(std::time::Duration::from_millis(round % 20));
+                std::thread::sleep(std::time::Duration::from_millis(round % 20 * 4));
                 child.kill().unwrap();
                 child.wait().unwrap();
             }
