@@ -120,6 +120,9 @@ pub enum Refusal {
     /// A variable is not allowed.
     #[error("Env not in allowlist: {0}")]
     Env(String),
+    /// It leaves less than can be run with.
+    #[error("Limit under lease: {0}")]
+    Limit(String),
     /// All its runs are used up.
     #[error("Run count exhausted")]
     Exhausted,
@@ -155,6 +158,7 @@ impl Refusal {
             Refusal::Path(_) => "path",
             Refusal::ReadOnly(_) => "read_only",
             Refusal::Env(_) => "env",
+            Refusal::Limit(_) => "limit",
             Refusal::Exhausted => "exhausted",
             Refusal::Parent { .. } => "parent",
         }

@@ -834,6 +834,11 @@ impl Plan {
         &self.asked
     }
 
+    /// Whether it is of a further command in a cell that stands, which has the disk that the cell has.
+    pub fn is_exec(&self) -> bool {
+        self.is_exec
+    }
+
     /// What a word would be as the first of a command: the file that this plan's search finds under that name, by the
     /// real path of its directory. Of a file that is not there, what it would be called.
     pub fn find(&self, word: &OsStr) -> Option<PathBuf> {

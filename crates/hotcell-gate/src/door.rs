@@ -190,10 +190,7 @@ impl Gate {
             Entry::Now(admitted, plan) => (admitted, plan),
             Entry::Before(record) => return Ok(Ran { record: *record, report: None }),
         };
-        let turn = match Turn::wait(&self.home, remote) {
-            Ok(turn) => turn,
-            Err(source) => return Err(admitted.never_started(source)),
-        };
+        let (admitted, turn) = admitted.in_turn(remote)?;
         let mut recorder = match admitted.recorder(&plan, viewer) {
             Ok(recorder) => recorder,
             Err(error) => return Err(admitted.unrecordable(error)),
@@ -238,11 +235,8 @@ impl Gate {
         trial: &[&str],
         remote: Option<&RemoteEnd>,
     ) -> Result<Template, GateError> {
-        let (mut admitted, plan) = self.admit(plan, &Request::default(), Kind::Template, None)?.now();
-        let turn = match Turn::wait(&self.home, remote) {
-            Ok(turn) => turn,
-            Err(source) => return Err(admitted.never_started(source)),
-        };
+        let (admitted, plan) = self.admit(plan, &Request::default(), Kind::Template, None)?.now();
+        let (mut admitted, turn) = admitted.in_turn(remote)?;
         let mut nobody = Nobody;
         let mut recorder = match admitted.recorder(&plan, &mut nobody) {
             Ok(recorder) => recorder,
@@ -281,11 +275,8 @@ impl Gate {
         request: &Request,
         remote: Option<&RemoteEnd>,
     ) -> Result<(Session, Admitted<'_>), GateError> {
-        let (mut admitted, plan) = self.admit(plan, request, Kind::Session, None)?.now();
-        let turn = match Turn::wait(&self.home, remote) {
-            Ok(turn) => turn,
-            Err(source) => return Err(admitted.never_started(source)),
-        };
+        let (admitted, plan) = self.admit(plan, request, Kind::Session, None)?.now();
+        let (mut admitted, turn) = admitted.in_turn(remote)?;
         let mut nobody = Nobody;
         let mut recorder = match admitted.recorder(&plan, &mut nobody) {
             Ok(recorder) => recorder,
@@ -307,7 +298,7 @@ impl Gate {
         }
     }
 
-    /// Lets a run in: it has a lease, a name, a place, and is on record and told of before anything of it is made.
+    /// Lets a run in: it has a lease, a name and a place. It is put on record and told by [`Admitted::open`].
     fn admit(
         &self,
         plan: &Plan,
@@ -385,19 +376,14 @@ impl Gate {
         };
         let reserved = self.authority.with_store(|store| store.reserve(&wanted));
         let reserved = reserved.map_err(GateError::from).map_err(unmade)?;
-        let refused = |source: Refusal| {
+        let refuse = |refusal| {
             let asked = serde_json::json!({ "command": hotcell_ledger::redact::command(&record.command) });
-            let news = crate::leases::checked_news(&permit.text, &Err(source), &asked);
-            (self.authority.tell(vec![news]), record.command.first().cloned().unwrap_or_default())
-        };
-        let refuse = |source: fn() -> Refusal| match refused(source()) {
-            (Ok(_), command) => GateError::Refused { command, source: source() },
-            (Err(error), _) => error.into(),
+            self.deny(&permit.text, refusal, &asked, &record.command)
         };
         match reserved {
             Reserved::New => Ok(None),
-            Reserved::Exhausted(_) => Err(unmade(refuse(|| Refusal::Exhausted))),
-            Reserved::Revoked(_) => Err(unmade(refuse(|| Refusal::Revoked))),
+            Reserved::Exhausted(_) => Err(unmade(refuse(Refusal::Exhausted))),
+            Reserved::Revoked(_) => Err(unmade(refuse(Refusal::Revoked))),
             Reserved::Before { run_id, digest: before } => {
                 let attempt_id = request.attempt_id.clone().unwrap_or_default();
                 let problem = |problem| unmade(GateError::Attempt { attempt_id, run_id: run_id.clone(), problem });
@@ -416,6 +402,19 @@ impl Gate {
                     _ => Err(problem("nobody knows how it ended")),
                 }
             }
+        }
+    }
+
+    /// Tells that a command was refused. That it could not be told would be the worse news.
+    fn deny(&self, lease: &[u8], refusal: Refusal, asked: &serde_json::Value, command: &[String]) -> GateError {
+        let checked = Err(refusal);
+        let told = self.authority.tell(vec![crate::leases::checked_news(lease, &checked, asked)]);
+        match (told, checked) {
+            (Err(error), _) => error.into(),
+            (Ok(_), Err(source)) => {
+                GateError::Refused { command: command.first().cloned().unwrap_or_default(), source }
+            }
+            (Ok(_), Ok(_)) => unreachable!("it was refused"),
         }
     }
 
@@ -535,9 +534,14 @@ impl Admitted<'_> {
         self.lapse.check()
     }
 
-    /// Puts it on record and tells the ledger, once. When this returns, neither can be taken back.
+    /// Puts it on record and tells the ledger, once. When this returns, neither can be taken back. Whoever waited for a turn
+    /// may have lost the lease meanwhile.
     fn open(&self) -> Result<(), GateError> {
         if self.opening.told.get().is_none() {
+            if let Some(refusal) = self.lapse.refusal() {
+                let asked = serde_json::json!({ "command": hotcell_ledger::redact::command(&self.record.command) });
+                return Err(self.gate.deny(&self.permit.text, refusal, &asked, &self.record.command));
+            }
             self.gate.runs.write(&self.record)?;
             let head = self.gate.authority.tell(self.opening.news.take())?;
             self.opening.told.set(Some(head.seq));
@@ -565,6 +569,14 @@ impl Admitted<'_> {
         // The error that is returned says more than one of writing it down.
         let _said = self.end(Ok(()));
         error.into()
+    }
+
+    /// Waits for its turn to start.
+    fn in_turn(self: Box<Self>, remote: Option<&RemoteEnd>) -> Result<(Box<Self>, Turn), GateError> {
+        match Turn::wait(&self.gate.home, remote) {
+            Ok(turn) => Ok((self, turn)),
+            Err(source) => Err(self.never_started(source)),
+        }
     }
 
     /// Ends a run that did not get its turn.

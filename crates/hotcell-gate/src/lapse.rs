@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use hotcell_authority::Refusal;
 use hotcell_base::Outcome;
 use hotcell_cell::Plan;
 use hotcell_cell::limits::LimitTooSmall;
@@ -46,6 +47,14 @@ impl Lapse {
         let session = session.into_iter().flat_map(|session| session.lapse().marks.iter().cloned());
         let marks = ids.chain(session).collect();
         Ok((plan, Lapse { expires_at, deadline: Instant::now() + left, marks, shortened }))
+    }
+
+    /// Why it cannot begin any more, if it cannot.
+    pub(crate) fn refusal(&self) -> Option<Refusal> {
+        self.check().map(|outcome| match outcome {
+            Outcome::LeaseRevoked => Refusal::Revoked,
+            _ => Refusal::Expired,
+        })
     }
 
     /// How the run ends, if it must.

@@ -17,6 +17,7 @@ use hotcell_authority::{
     verify,
 };
 use hotcell_base::LeaseId;
+use hotcell_base::text::shown;
 use hotcell_ledger::file::{Position, read_from};
 use hotcell_ledger::{Event, Ids, News};
 use hotcell_store::Store;
@@ -160,6 +161,20 @@ impl<'a> Leases<'a> {
         }
         let text = lease.to_text();
         Ok(Issued { lease, text, clamped_from })
+    }
+
+    /// The text of a lease that was named, wherever this home has it. That there is none is told.
+    pub fn find(&self, name: &str, asked: &Value) -> Result<Result<Vec<u8>, Refusal>, AuthorityError> {
+        let found = told_text(self.home, name);
+        if let Err(refusal) = &found {
+            let mut news = News::new(Event::LeaseDenied, Timestamp::now(), Ids::default(), Value::Null);
+            news.details.insert("lease".to_owned(), hotcell_ledger::redact::word(&shown(name)).into());
+            news.details.insert("asked".to_owned(), asked.clone());
+            news.details.insert("code".to_owned(), refusal.code().into());
+            news.details.insert("reason".to_owned(), refusal.to_string().into());
+            self.authority.tell(vec![news])?;
+        }
+        Ok(found)
     }
 
     /// Checks a lease against everything this home knows, and tells how that went.

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use hotcell_authority::scope::Place;
 use hotcell_authority::{
-    Access, Ask, Command, CommandPattern, Lease, PathScope, Refusal, Repos, Scope, Terms, ValidLease,
+    Access, Ask, Command, CommandPattern, Lease, LeaseLimits, PathScope, Refusal, Repos, Scope, Terms, ValidLease,
 };
 use hotcell_base::text::{shown, shown_path};
 use hotcell_cell::{Plan, needs};
@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 
 use crate::authority::Authority;
 use crate::door::GateError;
-use crate::leases::{Wish, checked_news, limits_for};
+use crate::leases::{Wish, checked_news, limits_for, within};
 
 /// Under what a run is to be let in.
 #[derive(Clone, Debug, Default)]
@@ -90,7 +90,7 @@ impl Authority {
         };
         let checked = checked.and_then(|lease| match uncovered(plan, lease.paths()) {
             Some(path) => Err(Refusal::Path(path)),
-            None => Ok(lease),
+            None => enough(plan, lease.limits()).map(|()| lease),
         });
         news.push(checked_news(&text, &checked, &asked));
         match checked {
@@ -161,6 +161,16 @@ fn asked(plan: &Plan) -> Value {
 /// A command without its secrets.
 pub(crate) fn redacted(plan: &Plan) -> Vec<String> {
     redact::command(&plan.argv().iter().map(|word| shown(word.as_bytes())).collect::<Vec<_>>())
+}
+
+/// Whether anything can run with what a lease grants. The disk of a session is as large as it is, and cannot be less for one
+/// command.
+fn enough(plan: &Plan, granted: &LeaseLimits) -> Result<(), Refusal> {
+    let (asked, limits) = (plan.limits(), within(plan.limits(), granted));
+    if plan.is_exec() && limits.disk < asked.disk {
+        return Err(Refusal::Limit(format!("the session's disk is {}, and it grants {}", asked.disk, limits.disk)));
+    }
+    limits.check().map_err(|error| Refusal::Limit(error.to_string()))
 }
 
 /// The first path that would be seen although it is denied: below one that is shown, and not covered.

@@ -421,9 +421,18 @@ impl Tail {
                 (tail.segment, tail.offset) = (segment_first, offset);
                 tail.put_aside(place, &torn)?;
             } else if !torn.is_empty() {
-                // What comes after a gap in an older file hangs in the air; all of it is put aside.
-                let aside = segment.path.with_extension("damaged");
-                fs::rename(&segment.path, &aside).map_err(failed("move", &segment.path))?;
+                // What comes after a gap hangs in the air; what is before it stays.
+                let aside =
+                    place.directory.join(format!("torn-{:012}-{}", tail.next, &Hash::of(&torn).to_string()[..8]));
+                fs::write(&aside, &torn).map_err(failed("write", &aside))?;
+                if offset == 0 {
+                    fs::remove_file(&segment.path).map_err(failed("remove", &segment.path))?;
+                } else {
+                    let shorter = OpenOptions::new().write(true).open(&segment.path);
+                    shorter.and_then(|file| file.set_len(offset)).map_err(failed("shorten", &segment.path))?;
+                    let name = segment_name(place, segment_first, tail.next - 1);
+                    fs::rename(&segment.path, &name).map_err(failed("move", &segment.path))?;
+                }
             }
         }
         Ok((tail, id))
@@ -557,13 +566,18 @@ impl Tail {
     /// Closes the file and begins another.
     fn begin_segment(&mut self, place: &Place) -> Result<(), LedgerError> {
         let path = place.directory.join(CURRENT);
-        let name = place.directory.join(format!("{:012}-{:012}.jsonl", self.segment, self.next - 1));
+        let name = segment_name(place, self.segment, self.next - 1);
         self.file.sync_all().map_err(failed("write", &path))?;
         fs::rename(&path, &name).map_err(failed("move", &path))?;
         let left = self.left.take();
         *self = Tail { left, ..Tail::at(place, self.next, 0, self.next, self.hash)? };
         sync_directory(&place.directory)
     }
+}
+
+/// What a file is called that nothing is appended to any more.
+fn segment_name(place: &Place, first: u64, last: u64) -> PathBuf {
+    place.directory.join(format!("{first:012}-{last:012}.jsonl"))
 }
 
 fn sync_directory(path: &Path) -> Result<(), LedgerError> {

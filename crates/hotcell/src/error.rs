@@ -276,6 +276,9 @@ pub(crate) fn lease_hint(refusal: &hotcell_authority::Refusal) -> String {
         }
         R::Key { .. } | R::Cosignature(_) => "see who is trusted, and for what: hotcell key list".to_owned(),
         R::Future => "look at the clock: date -u".to_owned(),
+        R::Limit(_) => {
+            "ask for a wider one: hotcell lease issue --help; see what it grants: hotcell lease show".to_owned()
+        }
         R::Expired | R::Revoked | R::Exhausted | R::PolicyDigest => "ask for another: hotcell lease issue".to_owned(),
         R::Policy(_) => "see what can be permitted: hotcell policy show".to_owned(),
         R::Audience(_) => "issue it for this home: hotcell lease issue".to_owned(),

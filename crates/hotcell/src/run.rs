@@ -12,10 +12,9 @@ use hotcell_base::text::shown;
 use hotcell_base::{Bytes, Outcome};
 use hotcell_cell::report::Timings;
 use hotcell_cell::{Builder, Cell, Host, Mode, MountRequest, Plan, RemoteEnd, Stdin, Wall};
-use hotcell_gate::leases;
 use hotcell_gate::permit::{self, View};
 use hotcell_gate::record::Kind;
-use hotcell_gate::{Gate, GateError, Home, Permission, Ran, Record, Request};
+use hotcell_gate::{Authority, Gate, GateError, Permission, Ran, Record, Request};
 use hotcell_sys::signals::EndSignals;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
@@ -86,7 +85,7 @@ fn try_run(args: &RunArgs, home: Option<PathBuf>) -> Result<u8, Failure> {
     let home = home_place.open()?;
     crate::gc::sweep(&home);
     let gate = Gate::open(&home)?;
-    let (permission, view) = permission(&home, &gate, args.permission.lease.as_deref())?;
+    let (permission, view) = permission(&gate, args.permission.lease.as_deref())?;
     let plan = match planned {
         Some(planned) if home.path() == home_path => planned,
         _ => plan(args, &host, home.path(), &view)?,
@@ -130,18 +129,17 @@ pub(crate) fn as_json(record: &Record, is_replayed: bool) -> String {
 }
 
 /// The lease that was given, and what it says is to be seen; without one, the run's own.
-fn permission(home: &Home, gate: &Gate, lease: Option<&str>) -> Result<(Permission, View), Failure> {
+fn permission(gate: &Gate, lease: Option<&str>) -> Result<(Permission, View), Failure> {
     let Some(name) = lease else { return Ok((Permission::Own, View::default())) };
-    let text = lease_text(home, name)?;
+    let text = lease_text(gate.authority(), name)?;
     let view = permit::view(&text, gate.authority().policy().repos());
     Ok((Permission::Lease(text), view))
 }
 
 /// The text of a lease that was given.
-pub(crate) fn lease_text(home: &Home, name: &str) -> Result<Vec<u8>, Failure> {
-    leases::text(home, name).map_err(|source| {
-        Failure::Gate(Box::new(GateError::Refused { command: format!("--lease {}", shown(name)), source }))
-    })
+pub(crate) fn lease_text(authority: &Authority, name: &str) -> Result<Vec<u8>, Failure> {
+    let found = authority.leases().find(name, &serde_json::Value::Null)?;
+    found.map_err(|source| GateError::Refused { command: format!("--lease {}", shown(name)), source }.into())
 }
 
 /// One line on what a run was let in by.

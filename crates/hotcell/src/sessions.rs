@@ -15,7 +15,7 @@ use hotcell_cell::{Exec, Host, PlanError, Stdin};
 use hotcell_gate::session::{
     self, Client, Edge, ExecRequest, Life, Refusal, SessionError, Sessions, Stopper, Told, Window,
 };
-use hotcell_gate::{GateError, Home, Record};
+use hotcell_gate::{Authority, GateError, Home, Record};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -209,7 +209,10 @@ fn try_exec(args: &ExecArgs, home: Option<PathBuf>) -> Result<u8, Failure> {
         ..Exec::default()
     };
     let labels = args.records.label.iter().cloned().collect();
-    let lease = args.permission.lease.as_deref().map(|name| run::lease_text(&home, name)).transpose()?;
+    let lease = match args.permission.lease.as_deref() {
+        Some(name) => Some(run::lease_text(&Authority::open(&home)?, name)?),
+        None => None,
+    };
     // What is no text is no lease; it is for the gate to say so.
     let lease = lease.map(|text| String::from_utf8_lossy(&text).into_owned());
     let is_leased = lease.is_some();

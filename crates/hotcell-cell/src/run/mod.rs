@@ -120,7 +120,7 @@ pub trait Observer {
         Ok(())
     }
 
-    /// Whether it may go on: if not, how it ends. Asked before it begins and every 20 ms after that.
+    /// Whether it may go on: if not, how it ends. Asked every 20 ms while it runs; before it begins, [`Observer::cleared`] is.
     fn lapsed(&mut self) -> Option<hotcell_base::Outcome> {
         None
     }

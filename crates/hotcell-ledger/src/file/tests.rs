@@ -256,6 +256,29 @@ fn nothing_is_appended_to_what_was_damaged_until_somebody_says_so() {
 }
 
 #[test]
+fn what_holds_together_before_a_damage_is_kept_in_any_file() {
+    for (idx, line) in [(0, 0), (0, 7), (1, 0), (1, 5), (2, 3)] {
+        let bench = Bench::filled(400);
+        let files = segments(&bench.place.directory).expect("readable");
+        assert!(files.len() > 3, "VOID: {} files", files.len());
+        let text = fs::read_to_string(&files[idx].path).expect("text");
+        let mut lines: Vec<&str> = text.lines().collect();
+        lines[line] = "damaged";
+        fs::write(&files[idx].path, format!("{}\n", lines.join("\n"))).expect("written");
+        let n_valid = bench.audit().n_valid;
+        assert!(bench.audit().finding.is_some(), "VOID");
+        let head = Ledger::recover(&bench.place, &bench.key, at(500)).expect("recovered");
+        assert_eq!(
+            (head.seq, bench.audit().n_valid, bench.audit().finding),
+            (n_valid, n_valid + 1, None),
+            "{idx} {line}"
+        );
+        bench.open().expect("opened").append(vec![news(1)], &bench.key, Durability::Synced).expect("written");
+        assert_eq!(bench.audit().finding, None);
+    }
+}
+
+#[test]
 fn a_directory_in_the_place_of_another_is_noticed() {
     let bench = Bench::filled(3);
     let ledger = bench.open().expect("opened");

@@ -218,6 +218,8 @@ fn what_a_lease_limits_is_limited_and_its_end_ends_what_runs() {
     let record: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((record["outcome"].as_str(), output.status.code()), (Some("lease_expired"), Some(137)), "{record}");
     assert!(events(&bench).iter().any(|event| event == "lease_event.EXPIRED"));
+    let little = issue(&bench, &["--command", "true", "--memory", "1MiB"]);
+    refused(&bench, &["--lease", &little, "--", "true"], "Limit under lease: the memory limit");
     refused(&bench, &["--lease", &short, "--", "sleep", "0"], "Lease expired");
 }
 
@@ -249,6 +251,11 @@ fn a_lease_that_was_changed_by_a_letter_is_none() {
     let output = bench.output(["run", "--lease", "/nowhere", "--", "true"]);
     assert_eq!(output.status.code(), Some(126));
     assert!(text(&output.stderr).contains("Lease file not found"));
+    let last = entries(&bench).pop().unwrap();
+    assert_eq!(
+        (last["event"].as_str(), last["details"]["reason"].as_str()),
+        (Some("lease_event.DENIED"), Some("Lease file not found"))
+    );
 }
 
 #[test]
@@ -651,6 +658,10 @@ fn a_command_in_a_session_has_a_lease_as_well() {
         Some(0),
         "the control: without that lease"
     );
+    let small = issue(&bench, &["--command", "echo **", "--disk", "10MiB"]);
+    let output = bench.output(["exec", "-q", "--lease", &small, "dev", "--", "echo", "hi"]);
+    assert_eq!(output.status.code(), Some(126), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("the session's disk is 1 GiB"), "{}", text(&output.stderr));
     let child = bench
         .hotcell(["exec", "--json", "--lease", &lease, "dev", "--", "sleep", "1000"])
         .stdout(Stdio::piped())
